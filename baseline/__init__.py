@@ -1,0 +1,28 @@
+"""What is compared with: the reference forward, its inputs, the chunked reference, the free controls."""
+
+from rooflane.baseline.chunked_reference import chunked_reference
+from rooflane.baseline.controls import CONTROLS, Control
+from rooflane.baseline.inputs import generate_random_case
+from rooflane.baseline.reference import (
+    BaselineTransformer,
+    TransformerConfig,
+    build_baseline,
+    config_of,
+    copy_model_weights,
+    reference_numerics,
+    torch_dtype,
+)
+
+__all__ = [
+    "CONTROLS",
+    "BaselineTransformer",
+    "Control",
+    "TransformerConfig",
+    "build_baseline",
+    "chunked_reference",
+    "config_of",
+    "copy_model_weights",
+    "generate_random_case",
+    "reference_numerics",
+    "torch_dtype",
+]

@@ -1,0 +1,85 @@
+"""Free controls: what a user gets without us, built and timed like any candidate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rooflane.baseline.reference import BaselineSelfAttention, BaselineTransformer
+from rooflane.shapes import Shape
+
+Forward = Callable[[Tensor, Tensor | None], Tensor]
+
+
+@dataclass(frozen=True)
+class Control:
+    """One arm everybody has for free; `contract` names the promises its outputs break, "" when none."""
+
+    name: str
+    summary: str
+    contract: str
+    cuda_only: bool
+    build: Callable[[BaselineTransformer, Shape, torch.device], Forward]
+
+    def supports(self, device_type: str) -> str | None:
+        """Return None when the control runs on the device type, else the reason."""
+        if self.cuda_only and device_type != "cuda":
+            return f"{self.name} needs CUDA graphs; on {device_type} it equals the compiled control"
+        return None
+
+
+class SdpaSelfAttention(BaselineSelfAttention):
+    """The reference attention with `scaled_dot_product_attention` in place of explicit scores, and nothing else."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, valid_token_mask: Tensor | None, causal: bool) -> Tensor:
+        """Return attention `[B, H, S, d]`; a mask that is given turns into the boolean mask SDPA takes."""
+        if valid_token_mask is None:
+            return functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        visible = valid_token_mask[:, None, None, :]
+        if causal:
+            length = q.shape[-2]
+            visible = visible & torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=visible)
+
+
+def _build_identity(model: BaselineTransformer, shape: Shape, device: torch.device) -> Forward:
+    """Return the eager forward itself: timed against eager, it shows the noise a speedup must clear."""
+    return model
+
+
+def _build_compiled(model: BaselineTransformer, shape: Shape, device: torch.device) -> Forward:
+    """Return the whole model under `torch.compile`'s default mode."""
+    return torch.compile(model, dynamic=False)
+
+
+def _build_reduce_overhead(model: BaselineTransformer, shape: Shape, device: torch.device) -> Forward:
+    """Return the whole model under `torch.compile(mode="reduce-overhead")`, that is, with CUDA graphs."""
+    return torch.compile(model, mode="reduce-overhead", dynamic=False)
+
+
+def _build_sdpa(model: BaselineTransformer, shape: Shape, device: torch.device) -> Forward:
+    """Return the eager model with SDPA in its attention: the class is swapped, the weights stay."""
+    for layer in model.layers:
+        layer.attention.__class__ = SdpaSelfAttention
+    return model
+
+
+CONTROLS: dict[str, Control] = {
+    control.name: control
+    for control in (
+        Control("identity", "the eager baseline, built a second time", "", False, _build_identity),
+        Control("compiled", "torch.compile of the baseline", "", False, _build_compiled),
+        Control(
+            "compiled_reduce_overhead",
+            "torch.compile of the baseline with CUDA graphs",
+            "the next call overwrites the output",
+            True,
+            _build_reduce_overhead,
+        ),
+        Control("sdpa", "the baseline with SDPA attention", "", False, _build_sdpa),
+    )
+}

@@ -1,0 +1,127 @@
+"""Causal or full self-attention over packed QKV, any mask, no head-split copies: `ctx = softmax(q k^T / sqrt(d)) v`.
+
+Ladder
+- this kernel: reads q, k and v where the packed GEMM wrote them and writes the context where the output GEMM reads it,
+  so the eager forward's four strided copies a layer vanish; scores never leave the SM. Whole key tiles run without a
+  predicate when the sequence is a valid prefix; only the diagonal and the last tile test anything.
+- eager: seven passes over `[B, H, S, S]` scores in device memory.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def mask_extent_kernel(mask_ptr, extent_ptr, length, BLOCK: tl.constexpr):
+    """Store per sequence: one past its last valid token, negated when an invalid token stands before that."""
+    sequence = tl.program_id(0)
+    count = 0
+    last = 0
+    for start in range(0, length, BLOCK):
+        position = start + tl.arange(0, BLOCK)
+        valid = tl.load(mask_ptr + sequence.to(tl.int64) * length + position, mask=position < length, other=0) != 0
+        count += tl.sum(valid.to(tl.int32), axis=0)
+        last = tl.maximum(last, tl.max(tl.where(valid, position + 1, 0), axis=0))
+    tl.store(extent_ptr + sequence, tl.where(count == last, last, -last))
+
+
+@triton.jit
+def _accumulate_tile(
+    q, k_ptrs, v_ptrs, key, limit, row, mask_ptr, token, top, total, context, scale_log2,
+    CAUSAL: tl.constexpr, PREDICATE: tl.constexpr, HAS_MASK: tl.constexpr, EVEN_D: tl.constexpr,
+    COLUMNS_BELOW: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Fold one key tile into the running maximum, sum and context of the online softmax."""
+    column = tl.arange(0, BLOCK_D)
+    if PREDICATE:
+        inside = key < limit
+        k = tl.load(k_ptrs, mask=inside[None, :] & (column < COLUMNS_BELOW)[:, None], other=0.0)
+        v = tl.load(v_ptrs, mask=inside[:, None] & (column < COLUMNS_BELOW)[None, :], other=0.0)
+    elif EVEN_D:
+        k = tl.load(k_ptrs)
+        v = tl.load(v_ptrs)
+    else:
+        k = tl.load(k_ptrs, mask=(column < COLUMNS_BELOW)[:, None], other=0.0)
+        v = tl.load(v_ptrs, mask=(column < COLUMNS_BELOW)[None, :], other=0.0)
+    scores = tl.dot(q, k)
+    if PREDICATE:
+        visible = inside
+        if HAS_MASK:
+            visible = visible & (tl.load(mask_ptr + token + key, mask=inside, other=0) != 0)
+        allowed = visible[None, :]
+        if CAUSAL:
+            allowed = allowed & (key[None, :] <= row[:, None])
+        scores = tl.where(allowed, scores, float("-inf"))
+    new_top = tl.maximum(top, tl.max(scores, axis=1))
+    # A row that has seen no key yet keeps a maximum of -inf; 0 in its place keeps inf - inf out of the exponent.
+    anchor = tl.where(new_top == float("-inf"), 0.0, new_top) * scale_log2
+    probs = tl.math.exp2(scores * scale_log2 - anchor[:, None])
+    decay = tl.math.exp2(top * scale_log2 - anchor)
+    total = total * decay + tl.sum(probs, axis=1)
+    context = context * decay[:, None]
+    context = tl.dot(probs.to(v.dtype), v, context)
+    return new_top, total, context
+
+
+@triton.jit
+def attention_kernel(
+    qkv_ptr, mask_ptr, extent_ptr, out_ptr, length, scale_log2,
+    NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    # Late query blocks see the most keys under a causal mask: start them first so that the last wave is short.
+    blocks = tl.cdiv(length, BLOCK_M)
+    block = blocks - 1 - tl.program_id(0) % blocks
+    head = tl.program_id(0) // blocks % NUM_HEADS
+    sequence = tl.program_id(0) // blocks // NUM_HEADS
+    WIDTH: tl.constexpr = NUM_HEADS * HEAD_DIM
+    EVEN_D: tl.constexpr = HEAD_DIM == BLOCK_D
+    first = block * BLOCK_M
+    row = first + tl.arange(0, BLOCK_M)
+    column = tl.arange(0, BLOCK_D)
+    token = sequence.to(tl.int64) * length
+    q_base = qkv_ptr + token * (3 * WIDTH) + head * HEAD_DIM
+    out_ptrs = out_ptr + (token + row)[:, None] * WIDTH + head * HEAD_DIM + column[None, :]
+    row_ok = (row < length)[:, None] & (column < HEAD_DIM)[None, :]
+
+    extent = length
+    prefix = True
+    if HAS_MASK:
+        signed = tl.load(extent_ptr + sequence)
+        prefix = signed >= 0
+        extent = tl.abs(signed)
+
+    top = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    context = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    # Rows at or past the extent are padding: their output is zeroed at the end of the forward, so nothing is due.
+    if first < extent:
+        stop = extent
+        whole = extent // BLOCK_N * BLOCK_N
+        if CAUSAL:
+            stop = tl.minimum(extent, first + BLOCK_M)
+            whole = first // BLOCK_N * BLOCK_N
+        whole = tl.where(prefix, whole, 0)
+        q = tl.load(q_base + row.to(tl.int64)[:, None] * (3 * WIDTH) + column[None, :], mask=row_ok, other=0.0)
+        lane = tl.arange(0, BLOCK_N)
+        k_ptrs = q_base + WIDTH + lane[None, :] * (3 * WIDTH) + column[:, None]
+        v_ptrs = q_base + 2 * WIDTH + lane[:, None] * (3 * WIDTH) + column[None, :]
+        for start in range(0, whole, BLOCK_N):
+            top, total, context = _accumulate_tile(
+                q, k_ptrs, v_ptrs, start + lane, stop, row, mask_ptr, token, top, total, context,
+                scale_log2, CAUSAL, False, HAS_MASK, EVEN_D, HEAD_DIM, BLOCK_D,
+            )  # fmt: skip
+            k_ptrs += BLOCK_N * 3 * WIDTH
+            v_ptrs += BLOCK_N * 3 * WIDTH
+        for start in range(whole, stop, BLOCK_N):
+            top, total, context = _accumulate_tile(
+                q, k_ptrs, v_ptrs, start + lane, stop, row, mask_ptr, token, top, total, context,
+                scale_log2, CAUSAL, True, HAS_MASK, EVEN_D, HEAD_DIM, BLOCK_D,
+            )  # fmt: skip
+            k_ptrs += BLOCK_N * 3 * WIDTH
+            v_ptrs += BLOCK_N * 3 * WIDTH
+    # A row with no visible key is an invalid token; 0 instead of 0 / 0 keeps NaN out of its later keys and values.
+    context = context / tl.where(total == 0.0, 1.0, total)[:, None]
+    tl.store(out_ptrs, context.to(out_ptr.dtype.element_ty), mask=row_ok)

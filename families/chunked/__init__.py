@@ -1,0 +1,5 @@
+"""Shapes that do not fit: batch and sequence chunks within a budget."""
+
+from rooflane.families.chunked.spec import SPEC
+
+__all__ = ["SPEC"]

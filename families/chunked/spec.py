@@ -1,0 +1,83 @@
+"""chunked: the lean forward over batch and sequence chunks, for shapes whose eager forward does not fit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rooflane.families.attention.config import MAX_HEAD_DIM
+from rooflane.families.lean_cost import HALF, SINGLE, lean_predict_s, operand_name, weight_elements
+from rooflane.families.spec import Limits
+from rooflane.shapes import Shape
+
+if TYPE_CHECKING:
+    from torch import device, nn
+
+    from rooflane.families.spec import Forward
+
+# Scratch a call may use beside weights, input and output. 2 GiB holds one sequence of 100,000 tokens at d_model 1024
+# (0.8 GB of packed QKV and context) and 40,000 rows of its feed-forward at a time.
+BUDGET_GIB = 2.0
+# Rows below this leave the GEMMs too thin to fill the device: the budget gives way first.
+LEAST_ROWS = 1024
+
+
+def chunk_plan(shape: Shape, budget_bytes: float, operand_bytes: int) -> tuple[int, int, int]:
+    """Return `(sequences a chunk, rows a block, scratch bytes)` for a budget.
+
+    A chunk keeps q, k, v and the context of whole sequences; the token-wise ops pass through it in blocks of rows,
+    each holding an fp32 residual row, its half-precision norm and update, and the feed-forward's hidden row twice.
+    """
+    kept = operand_bytes * 4 * shape.d_model * shape.seq_len
+    row = shape.d_model * (SINGLE + 2 * operand_bytes) + 2 * operand_bytes * shape.ffn_dim
+    sequences = int(min(shape.batch_size, max(1, budget_bytes // (kept + row * LEAST_ROWS))))
+    room = budget_bytes - sequences * kept
+    rows = int(min(sequences * shape.seq_len, max(LEAST_ROWS, room // row)))
+    return sequences, rows, sequences * kept + rows * row
+
+
+class Chunked:
+    """Hold one chunk's scratch at a time; the residual stream lives in the output itself."""
+
+    name = "chunked"
+    summary = "the lean forward over batch and sequence chunks within a scratch budget"
+    contract = ""
+    options = {
+        "operand_dtype": "GEMM operands: float16 (default on CUDA), bfloat16 or float32",
+        "budget_gib": f"scratch bound in GiB, {BUDGET_GIB:g} unless given",
+    }
+
+    def supports(self, shape: Shape, profile: Limits) -> str | None:
+        """Return None when the shape can be built for the device, else the reason."""
+        if profile.kind == "cuda" and shape.head_dim > MAX_HEAD_DIM:
+            return f"head_dim {shape.head_dim} is over the attention kernel's {MAX_HEAD_DIM}"
+        return None
+
+    def peak_bytes(self, shape: Shape, profile: Limits, *, budget_gib: float = BUDGET_GIB, **options: Any) -> int:
+        """Return the device bytes at the worst moment of one call: weights twice, input, output, scratch."""
+        operand_bytes = SINGLE if operand_name(shape, profile.kind) == "float32" else HALF
+        weights = weight_elements(shape) * (shape.dtype_bytes + operand_bytes)
+        ends = shape.tokens * shape.d_model * 2 * shape.dtype_bytes
+        sequences, _, scratch = chunk_plan(shape, budget_gib * 2**30, operand_bytes)
+        # A half model's output cannot carry the fp32 residual: the chunk keeps its own.
+        residual = sequences * shape.seq_len * shape.d_model * SINGLE if shape.dtype != "float32" else 0
+        return int(weights + ends + scratch + residual)
+
+    def predict_s(self, shape: Shape, profile: Limits) -> float:
+        """Return the predicted event time of one call in seconds."""
+        return lean_predict_s(shape, profile, captured=False)
+
+    def build(
+        self,
+        model: nn.Module,
+        shape: Shape,
+        device: device,
+        operand_dtype: str | None = None,
+        budget_gib: float = BUDGET_GIB,
+    ) -> Forward:
+        """Return the built forward."""
+        from rooflane.families.chunked.build import build
+
+        return build(model, shape, device, operand_dtype, budget_gib)
+
+
+SPEC = Chunked()

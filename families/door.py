@@ -1,0 +1,36 @@
+"""What every built forward checks before it touches the device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rooflane.shapes import Shape
+
+OPERAND_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+def check_call(x: Tensor, mask: Tensor | None, shape: Shape) -> None:
+    """Raise `ValueError` when a call does not have the built shape `[B, S, D]`, mask `[B, S]` bool."""
+    expected = (shape.batch_size, shape.seq_len, shape.d_model)
+    if x.shape != expected:
+        raise ValueError(f"built for x of shape {expected}, called with {tuple(x.shape)}; build one for that shape too")
+    if mask is not None and (mask.shape != expected[:2] or mask.dtype != torch.bool):
+        raise ValueError(
+            f"built for a bool mask of shape {expected[:2]}, called with {tuple(mask.shape)} of {mask.dtype}"
+        )
+
+
+def operand_dtype(requested: str | None, shape: Shape, device_type: str) -> torch.dtype:
+    """Return the GEMM operand dtype: the requested one, else the model's own on a CPU, else a half type.
+
+    float32 and float16 models take float16 operands, bfloat16 models bfloat16 ones: each keeps its own range.
+    Raises `ValueError` on an unknown name.
+    """
+    if requested is not None:
+        if requested not in OPERAND_DTYPES:
+            raise ValueError(f"operand_dtype {requested!r} is unknown; accepted: {', '.join(OPERAND_DTYPES)}")
+        return OPERAND_DTYPES[requested]
+    if device_type == "cpu":
+        return OPERAND_DTYPES[shape.dtype]
+    return torch.bfloat16 if shape.dtype == "bfloat16" else torch.float16

@@ -1,0 +1,5 @@
+"""Compute-bound shapes: half-precision GEMMs."""
+
+from rooflane.families.gemm_fp16.spec import SPEC
+
+__all__ = ["SPEC"]

@@ -1,0 +1,5 @@
+"""Launch-bound shapes: compile, then capture."""
+
+from rooflane.families.graph_compile.spec import SPEC
+
+__all__ = ["SPEC"]

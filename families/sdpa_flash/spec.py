@@ -1,0 +1,57 @@
+"""sdpa_flash: attention that never writes its scores, for attention-dominated shapes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rooflane.families.attention.config import MAX_HEAD_DIM
+from rooflane.families.lean_cost import lean_peak_bytes, lean_predict_s
+from rooflane.families.spec import Limits
+from rooflane.shapes import Shape
+
+if TYPE_CHECKING:
+    from torch import device, nn
+
+    from rooflane.families.spec import Forward
+
+
+class SdpaFlash:
+    """Keep `[B, H, S, S]` out of memory: flash attention over packed QKV, the rest fused; SDPA on a CPU."""
+
+    name = "sdpa_flash"
+    summary = "flash attention over packed fp16 QKV, fused norms and GELU"
+    contract = ""
+    options = {
+        "operand_dtype": "GEMM operands: float16 (default), bfloat16 or float32",
+        "captured": "replay from a CUDA graph instead of launching op by op",
+    }
+
+    def supports(self, shape: Shape, profile: Limits) -> str | None:
+        """Return None when the shape can be built for the device, else the reason."""
+        if profile.kind == "cuda" and shape.head_dim > MAX_HEAD_DIM:
+            return f"head_dim {shape.head_dim} is over the attention kernel's {MAX_HEAD_DIM}"
+        return None
+
+    def peak_bytes(self, shape: Shape, profile: Limits, *, captured: bool = False, **options: Any) -> int:
+        """Return the device bytes at the worst moment of one call."""
+        return lean_peak_bytes(shape, captured=captured)
+
+    def predict_s(self, shape: Shape, profile: Limits) -> float:
+        """Return the predicted event time of one call in seconds."""
+        return lean_predict_s(shape, profile, captured=False)
+
+    def build(
+        self,
+        model: nn.Module,
+        shape: Shape,
+        device: device,
+        operand_dtype: str | None = None,
+        captured: bool = False,
+    ) -> Forward:
+        """Return the built forward."""
+        from rooflane.families.lean_build import build_lean
+
+        return build_lean(model, shape, device, operand_dtype, captured)
+
+
+SPEC = SdpaFlash()

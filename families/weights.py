@@ -1,0 +1,78 @@
+"""Packed copies of a model's weights that notice when the originals change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+_version = attrgetter("_version")
+_registrations = 0
+
+
+def _count_registration(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+    """Note that some module somewhere was given a parameter: the only way one is replaced by another object."""
+    global _registrations
+    _registrations += 1
+
+
+register_module_parameter_registration_hook(_count_registration)
+
+
+class WeightWatch:
+    """Tell, in a few microseconds a call, whether a model's weights may have changed.
+
+    An in-place write or a load raises a parameter's version, a replaced parameter is registered, and a move or cast
+    of the whole model swaps the storage of every parameter. Writes through `.data`, and moving or casting a part of
+    the model, do none of these and are not seen. Parameters made under `torch.inference_mode` carry no version: they
+    count as changed on every call.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._registrations = -1
+        self._parameters: list[nn.Parameter] = []
+        self._tracked = True
+        self._state: tuple[object, ...] = ()
+
+    def changed(self) -> bool:
+        """Return whether the weights may differ from those of the last look."""
+        if self._registrations != _registrations:
+            self._registrations = _registrations
+            parameters = list(self._model.parameters())
+            same = len(parameters) == len(self._parameters)
+            if not same or any(new is not old for new, old in zip(parameters, self._parameters, strict=True)):
+                self._parameters = parameters
+                self._tracked = not any(parameter.is_inference() for parameter in parameters)
+                self._state = ()
+        if not self._tracked:
+            return True
+        parameters = self._parameters
+        first = parameters[0]
+        state = (first.data_ptr(), first.dtype, sum(map(_version, parameters)))
+        if state == self._state:
+            return False
+        self._state = state
+        return True
+
+
+class PackedWeights:
+    """Hold what `pack(model)` returns, refreshed in place so that captured graphs keep reading the same memory."""
+
+    def __init__(self, model: nn.Module, pack: Callable[[nn.Module], dict[str, Tensor]]) -> None:
+        self._model = model
+        self._pack = pack
+        self._watch = WeightWatch(model)
+        self._watch.changed()
+        with torch.no_grad():
+            self.tensors = pack(model)
+
+    def refresh(self) -> None:
+        """Pack again if the model's weights may have changed since the last call."""
+        if self._watch.changed():
+            with torch.no_grad():
+                for name, fresh in self._pack(self._model).items():
+                    self.tensors[name].copy_(fresh)
