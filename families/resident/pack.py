@@ -1,0 +1,106 @@
+"""Pack a model's weights for the resident kernels: one operand buffer and one float32 buffer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from rooflane.shapes import Shape
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Padded sizes of the packed buffers, in elements; powers of two where Triton's tiles need them."""
+
+    width: int  # d_model padded to a power of two, 16 at least
+    heads: int
+    head: int  # head_dim padded likewise
+    ffn: int  # ffn_dim padded to a multiple of the feed-forward tile
+    layers: int
+
+    @property
+    def heads_width(self) -> int:
+        """Columns of all padded heads side by side."""
+        return self.heads * self.head
+
+    @property
+    def layer_weights(self) -> int:
+        """Operand elements of one layer."""
+        return self.width * (4 * self.heads_width + 2 * self.ffn)
+
+    @property
+    def layer_biases(self) -> int:
+        """Float32 elements of one layer: q bias, output bias, ffn_out bias, ffn_in bias."""
+        return self.heads_width + 2 * self.width + self.ffn
+
+
+def padded(size: int) -> int:
+    """Return the next power of two, 16 at least: the least a tensor-core tile takes."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
+def layout_of(shape: Shape, ffn_tile: int) -> Layout:
+    """Return the packed layout of a shape."""
+    return Layout(
+        width=padded(shape.d_model),
+        heads=shape.num_heads,
+        head=padded(shape.head_dim),
+        ffn=-(-shape.ffn_dim // ffn_tile) * ffn_tile,
+        layers=shape.num_layers,
+    )
+
+
+def pack_resident(model: nn.Module, layout: Layout, operand_dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return `weights` (operands) and `biases` (float32), folded in float64 before the one rounding.
+
+    LayerNorm's scale and shift go into the projection behind them; d^-0.5 log2(e) into q; the value bias, which every
+    row of probabilities sums to exactly itself, into the output bias; the key bias cancels in softmax and is dropped.
+    """
+    weights: list[Tensor] = []
+    biases: list[Tensor] = []
+    for layer in model.layers:
+        attention = layer.attention
+        head_dim = attention.head_dim
+        scale = head_dim**-0.5 * math.log2(math.e)
+        q_weight, q_bias = _fold(layer.norm1, attention.q_proj)
+        k_weight, _ = _fold(layer.norm1, attention.k_proj)
+        v_weight, v_bias = _fold(layer.norm1, attention.v_proj)
+        out_weight, out_bias = attention.out_proj.weight.double(), attention.out_proj.bias.double()
+        # [H, d, D] each; the output projection's rows are a head's columns already.
+        heads = [w.view(layout.heads, head_dim, -1) for w in (q_weight * scale, k_weight, v_weight)]
+        tiles = [_pad(w.transpose(1, 2), layout.width, layout.head) for w in heads]
+        out_tile = _pad(out_weight.t().reshape(layout.heads, head_dim, -1), layout.head, layout.width)
+        flat = [tile.reshape(layout.heads, 1, -1) for tile in (*tiles, out_tile)]
+        weights.append(torch.cat(flat, dim=1).reshape(-1))
+        in_weight, in_bias = _fold(layer.norm2, layer.ffn_in)
+        weights.append(_pad(in_weight.t(), layout.width, layout.ffn).reshape(-1))
+        weights.append(_pad(layer.ffn_out.weight.double().t(), layout.ffn, layout.width).reshape(-1))
+        biases.append(_pad((q_bias * scale).view(layout.heads, head_dim), layout.heads, layout.head).reshape(-1))
+        biases.append(_pad_row(out_bias + out_weight @ v_bias, layout.width))
+        biases.append(_pad_row(layer.ffn_out.bias.double(), layout.width))
+        biases.append(_pad_row(in_bias, layout.ffn))
+    biases.append(_pad_row(model.final_norm.weight.double(), layout.width))
+    biases.append(_pad_row(model.final_norm.bias.double(), layout.width))
+    return {
+        "weights": torch.cat(weights).to(operand_dtype).contiguous(),
+        "biases": torch.cat(biases).float().contiguous(),
+    }
+
+
+def _fold(norm: nn.LayerNorm, linear: nn.Linear) -> tuple[Tensor, Tensor]:
+    """Return the float64 `(weight, bias)` of `linear(norm(x))` as an affine map of the normalised x."""
+    weight = linear.weight.double()
+    return weight * norm.weight.double(), linear.bias.double() + weight @ norm.bias.double()
+
+
+def _pad(tensor: Tensor, rows: int, columns: int) -> Tensor:
+    """Return the last two dimensions padded with zeros to `rows x columns`."""
+    return nn.functional.pad(tensor, (0, columns - tensor.shape[-1], 0, rows - tensor.shape[-2]))
+
+
+def _pad_row(tensor: Tensor, columns: int) -> Tensor:
+    """Return a vector padded with zeros."""
+    return nn.functional.pad(tensor, (0, columns - tensor.shape[-1]))
