@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rooflane.families.attention import attention, mask_extent
+from rooflane.families.attention.attention import attention, mask_extent
 from rooflane.families.lean import LeanOps
-from rooflane.families.pointwise import add_norm, gelu
+from rooflane.families.pointwise.pointwise import add_norm, gelu
 
 FUSED_OPS = LeanOps(add_norm, gelu, attention, mask_extent)

@@ -1,4 +1,4 @@
-"""Launch configurations of the attention kernel, chosen by head width and sequence length; nothing tunes at run time."""
+"""Launch configurations of the attention kernel by head width and sequence length; nothing tunes at run time."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ MASKED_ROWS = 1024
 
 
 def attend_chunk(qkv: Tensor, mask: Tensor | None, num_heads: int, causal: bool) -> Tensor:
-    """Return the context `[b, S, D]` of `qkv [b, S, 3 D]`, rows past a sequence's last valid token undefined but finite.
+    """Return the context `[b, S, D]` of `qkv [b, S, 3 D]`; rows past the last valid token are finite, no more.
 
     A sequence whose valid tokens are a prefix is attended at its own length with no mask at all. Reading the lengths
     synchronises once per call, microseconds against the milliseconds such sequences take.
@@ -37,7 +37,8 @@ def attend_chunk(qkv: Tensor, mask: Tensor | None, num_heads: int, causal: bool)
         if end == count:
             out[index, :end] = _prefix(one, num_heads, causal)[0]
         else:
-            out[index, :end] = _holes(one.contiguous(), mask[index : index + 1, :end].contiguous(), num_heads, causal)[0]
+            one_mask = mask[index : index + 1, :end].contiguous()
+            out[index, :end] = _holes(one.contiguous(), one_mask, num_heads, causal)[0]
     return out
 
 
@@ -56,7 +57,7 @@ def _prefix(qkv: Tensor, num_heads: int, causal: bool) -> Tensor:
 def _holes(qkv: Tensor, mask: Tensor, num_heads: int, causal: bool) -> Tensor:
     """Attend one sequence that holds invalid tokens before its last valid one."""
     if qkv.device.type == "cuda":
-        from rooflane.families.attention import attention, mask_extent
+        from rooflane.families.attention.attention import attention, mask_extent
 
         return attention(qkv, mask, mask_extent(mask), num_heads, causal)
     if qkv.shape[1] <= MASKED_ROWS:

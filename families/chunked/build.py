@@ -58,7 +58,8 @@ def build(
             context = attend_chunk(qkv.view(count, length, -1), mask, shape.num_heads, shape.causal)
             context = context.view(tokens, width)
             for block in blocks(tokens):
-                kept, normed = norm(source[block], linear(context[block], f"{layer}.out"), f"{layer}.norm2", dtype, True)
+                attended = linear(context[block], f"{layer}.out")
+                kept, normed = norm(source[block], attended, f"{layer}.norm2", dtype, True)
                 update = linear(ops.gelu(linear(normed, f"{layer}.ffn_in")), f"{layer}.ffn_out")
                 torch.add(kept, update, out=residual[block])
             source = residual

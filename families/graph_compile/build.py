@@ -38,7 +38,7 @@ def build(
 
 def _cuda_ops() -> LeanOps:
     """Return torch ops for the compiler to fuse, with the attention kernel between them."""
-    from rooflane.families.attention import attention, mask_extent
+    from rooflane.families.attention.attention import attention, mask_extent
 
     # SDPA's flash kernels take no key mask and its masked kernel builds [B, S, S]: ours takes any mask as it is.
     return replace(TORCH_OPS, attention=attention, mask_extent=mask_extent)

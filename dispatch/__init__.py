@@ -1,0 +1,51 @@
+"""Which family serves a shape, and why: ledger, device profiles, classifier, rules, router, optimize(). No torch."""
+
+from rooflane.dispatch.classify import BORDERLINE_MARGIN, REGIMES, Classification, classify, op_time
+from rooflane.dispatch.conditions import FIELDS
+from rooflane.dispatch.ledger import Ledger, Op, ledger, peak_bytes, weight_bytes
+from rooflane.dispatch.optimize import OptimizeError, optimize
+from rooflane.dispatch.profile import (
+    Figure,
+    Profile,
+    ProfileError,
+    host_profile,
+    load_profile,
+    match_profile,
+    profile_names,
+)
+from rooflane.dispatch.route import Rejection, Route, RouteError, refusal, route
+from rooflane.dispatch.rules import LintFinding, Rule, RuleError, RuleTable, load_rules, show_condition
+
+__all__ = [
+    "BORDERLINE_MARGIN",
+    "FIELDS",
+    "REGIMES",
+    "Classification",
+    "Figure",
+    "Ledger",
+    "LintFinding",
+    "Op",
+    "OptimizeError",
+    "Profile",
+    "ProfileError",
+    "Rejection",
+    "Route",
+    "RouteError",
+    "Rule",
+    "RuleError",
+    "RuleTable",
+    "classify",
+    "host_profile",
+    "ledger",
+    "load_profile",
+    "load_rules",
+    "match_profile",
+    "op_time",
+    "optimize",
+    "peak_bytes",
+    "profile_names",
+    "refusal",
+    "route",
+    "show_condition",
+    "weight_bytes",
+]

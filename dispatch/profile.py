@@ -1,0 +1,237 @@
+"""Device profiles: a device's limits, each figure with its mark and its source."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from rooflane.dispatch.device import device_name, host_memory_bytes
+from rooflane.dispatch.toml_source import complaints, header_lines, read_toml
+
+DEVICES = Path(__file__).parent / "devices"
+CPU = "cpu"
+AUTO = "auto"
+SI = {
+    "TFLOP/s": 1e12,
+    "TB/s": 1e12,
+    "Gop/s": 1e9,
+    "us": 1e-6,
+    "GB": 1e9,
+    "MiB": 2**20,
+    "KiB": 2**10,
+    "count": 1,
+    "USD/h": 1,
+}
+VENDOR_PREFIXES = ("nvidia ", "tesla ")
+Mark = Literal["measured", "datasheet", "assumed"]
+
+
+class ProfileError(ValueError):
+    """A profile that is unknown or malformed; the text says what, where and how to mend it."""
+
+
+class Figure(BaseModel):
+    """One limit of a device: its value, its unit, how it is known and from where."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    value: float = Field(ge=0, allow_inf_nan=False)
+    unit: str
+    mark: Mark
+    source: str = Field(min_length=1)
+
+    @property
+    def si(self) -> float:
+        """The value in bytes, seconds, operations per second or plain counts."""
+        return self.value * SI[self.unit]
+
+
+def _in(unit: str, positive: bool = True) -> type[Figure]:
+    """Return the type of a figure that must be stated in one unit, so that a slip cannot scale a verdict."""
+
+    def check(figure: Figure) -> Figure:
+        if figure.unit != unit:
+            raise ValueError(f"unit is {figure.unit!r}; this figure is stated in {unit}")
+        if positive and not figure.value:
+            raise ValueError("value is 0; it must be above 0")
+        return figure
+
+    return Annotated[Figure, AfterValidator(check)]
+
+
+class Profile(BaseModel):
+    """A device's limits, as `rooflane.families.Limits` asks for them.
+
+    `match` lists the names the driver gives the device, vendor prefix left off; a name matches whole, so that an L40S
+    is never taken for an L4. Matmul rates are dense; `matmul_float32` is what the baseline reaches for float32
+    models, that is TF32 where the device has it. `eager_dispatch` is the host's cost of one operation.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
+    title: str
+    kind: Literal["cuda", "cpu"]
+    match: tuple[str, ...] = ()
+    capability: tuple[int, int] | None = None
+    matmul_float32: _in("TFLOP/s")
+    matmul_float16: _in("TFLOP/s")
+    matmul_bfloat16: _in("TFLOP/s")
+    copy_rate: _in("TB/s")
+    special: _in("Gop/s")
+    eager_dispatch: _in("us")
+    kernel_launch: _in("us", positive=False)
+    graph_replay: _in("us", positive=False)
+    graph_node: _in("us", positive=False)
+    memory: _in("GB")
+    cache: _in("MiB")
+    shared_memory: _in("KiB", positive=False)
+    sm_count: _in("count")
+    price: _in("USD/h", positive=False)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Device memory in bytes."""
+        return round(self.memory.si)
+
+    @property
+    def shared_memory_bytes(self) -> int:
+        """Shared memory one block may use, in bytes; 0 on a CPU."""
+        return round(self.shared_memory.si)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Last-level cache in bytes."""
+        return round(self.cache.si)
+
+    @property
+    def copy_bytes_per_s(self) -> float:
+        """Memory traffic of a large copy, read plus write."""
+        return self.copy_rate.si
+
+    @property
+    def special_per_s(self) -> float:
+        """Special-function evaluations (exp, erf) per second."""
+        return self.special.si
+
+    @property
+    def eager_dispatch_s(self) -> float:
+        """Host time of one eager operation."""
+        return self.eager_dispatch.si
+
+    @property
+    def kernel_launch_s(self) -> float:
+        """Time from one tiny kernel to the next in a stream."""
+        return self.kernel_launch.si
+
+    @property
+    def graph_replay_s(self) -> float:
+        """Event time of replaying a graph of one tiny kernel."""
+        return self.graph_replay.si
+
+    @property
+    def graph_node_s(self) -> float:
+        """Time one more tiny kernel adds to a graph."""
+        return self.graph_node.si
+
+    @property
+    def usd_per_hour(self) -> float:
+        """Price of the device for an hour."""
+        return self.price.si
+
+    def matmul_flops(self, dtype: str) -> float:
+        """Return the dense matmul rate for models of that dtype, in FLOP/s."""
+        return getattr(self, f"matmul_{dtype}").si
+
+    def with_figure(self, field: str, value: float, mark: Mark, source: str) -> Profile:
+        """Return the profile with one figure replaced, in its own unit; for a memory cap or a figure of this host."""
+        figure = Figure(value=value, unit=getattr(self, field).unit, mark=mark, source=source)
+        return self.model_copy(update={field: figure})
+
+    def figures(self) -> dict[str, Figure]:
+        """Return the figures by field name, in the order profiles state them."""
+        return {name: value for name, value in self if isinstance(value, Figure)}
+
+    def to_toml(self) -> str:
+        """Return the profile as the text `load_profile` reads."""
+        lines = [f"{key} = {json.dumps(getattr(self, key))}" for key in ("name", "title", "kind")]
+        lines.append(f"match = {json.dumps(list(self.match))}")
+        if self.capability:
+            lines.append(f"capability = {json.dumps(list(self.capability))}")
+        for name, figure in self.figures().items():
+            lines += ["", f"[{name}]"]
+            lines += [f"{key} = {json.dumps(value)}" for key, value in figure]
+        return "\n".join(lines) + "\n"
+
+    def save(self, path: str | Path) -> None:
+        """Write the profile to a TOML file."""
+        Path(path).write_text(self.to_toml(), encoding="utf-8")
+
+
+def profile_names() -> list[str]:
+    """Return the names of the profiles that ship, sorted."""
+    return sorted(path.stem for path in DEVICES.glob("*.toml"))
+
+
+def load_profile(name_or_path: str | Path = AUTO) -> Profile:
+    """Return a shipped profile by name, a profile file by path, or for "auto" that of the device at hand.
+
+    Without a usable NVIDIA GPU "auto" is the cpu profile with this machine's own memory. Raises `ProfileError` for
+    an unknown name, a malformed file, or a GPU no profile matches.
+    """
+    text = str(name_or_path)
+    if text == AUTO:
+        found = device_name()
+        return match_profile(found) if found else host_profile()
+    if text in profile_names():
+        return _read(DEVICES / f"{text}.toml")
+    if text.endswith(".toml") or Path(text).is_file():
+        return _read(Path(text))
+    names = ", ".join(profile_names())
+    raise ProfileError(f"no profile is called {text!r}; there are: {AUTO}, {names}, or the path of a TOML file")
+
+
+def match_profile(device: str) -> Profile:
+    """Return the shipped profile of the device the driver calls `device`; raises `ProfileError` when none is."""
+    wanted = _bare(device)
+    for name in profile_names():
+        profile = _read(DEVICES / f"{name}.toml")
+        if wanted in map(_bare, profile.match):
+            return profile
+    raise ProfileError(
+        f"no profile describes the device at hand, {device!r}; measure it with `rooflane probe` and pass the file it "
+        f"writes as the profile (there are: {', '.join(profile_names())})"
+    )
+
+
+def host_profile() -> Profile:
+    """Return the cpu profile with this machine's own memory."""
+    profile = _read(DEVICES / f"{CPU}.toml")
+    memory = host_memory_bytes()
+    if memory is None:
+        return profile
+    return profile.with_figure("memory", memory / SI["GB"], "measured", "physical memory of this machine")
+
+
+def _bare(device: str) -> str:
+    """Return the device's name in lower case without the vendor's prefixes, which vary with the driver."""
+    name = device.lower()
+    for prefix in VENDOR_PREFIXES:
+        name = name.removeprefix(prefix)
+    return name.strip()
+
+
+def _read(path: Path) -> Profile:
+    data, text = read_toml(path, ProfileError)
+    try:
+        return Profile.model_validate(data)
+    except ValidationError as error:
+        place, sentence = complaints(error)[0]
+        lines = header_lines(text, f"[{place[0]}]") if place else []
+        where = ".".join(map(str, place))
+        raise ProfileError(
+            f"{path}:{lines[0] if lines else 1}: {where}: {sentence}; devices/h200.toml shows a whole profile"
+        ) from None

@@ -1,0 +1,44 @@
+"""Reading the TOML that users write, so that every complaint names file and line."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+DECODE_POSITION = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
+
+
+def read_toml(path: Path, error: type[ValueError]) -> tuple[dict[str, Any], str]:
+    """Return the parsed document and its text; raises `error` naming the file and, for bad TOML, the line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise error(f"{path}: no such file; check the path") from None
+    except (OSError, UnicodeDecodeError) as problem:
+        raise error(f"{path}: cannot be read ({problem}); it must be a UTF-8 TOML file") from None
+    try:
+        return tomllib.loads(text), text
+    except tomllib.TOMLDecodeError as problem:
+        message = str(problem)
+        position = DECODE_POSITION.search(message)
+        last = max(1, len(text.splitlines()))
+        line = int(position.group(1)) if position and position.group(1) else last
+        reason = DECODE_POSITION.sub("", message)
+        raise error(f"{path}:{line}: not valid TOML: {reason}; mend that line") from None
+
+
+def header_lines(text: str, header: str) -> list[int]:
+    """Return the line numbers, from 1, on which a table header such as `[copy]` or `[[rule]]` stands."""
+    opening, name = header[: -len(header.lstrip("["))], header.strip("[]")
+    closing = "]" * len(opening)
+    pattern = re.compile(rf"\s*{re.escape(opening)}\s*{re.escape(name)}\s*{closing}\s*(#.*)?")
+    return [number for number, line in enumerate(text.splitlines(), 1) if pattern.fullmatch(line)]
+
+
+def complaints(error: ValidationError) -> list[tuple[tuple[str | int, ...], str]]:
+    """Return pydantic's findings as (place, sentence), without its own prefixes."""
+    return [(item["loc"], item["msg"].removeprefix("Value error, ")) for item in error.errors()]

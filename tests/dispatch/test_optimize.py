@@ -1,0 +1,195 @@
+"""optimize(): the built forward where the call allows it, the model's own everywhere else."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from rooflane.baseline import BaselineTransformer, build_baseline
+from rooflane.dispatch import OptimizeError, ProfileError, load_profile, optimize
+
+RULES = '[[rule]]\nname = "all"\nwhen = {}\nfamily = "double"\noptions = { size = 3 }\nbecause = "a test"\n'
+
+
+@pytest.fixture
+def double(fake_families):
+    """Stand-in family whose forward is twice the model's, so that a test sees which forward ran."""
+    return fake_families(double={"options": ("size",)})["double"]
+
+
+@pytest.fixture
+def model(small):
+    return build_baseline(small, "cpu", 0).requires_grad_(False)
+
+
+@pytest.fixture
+def dispatched(model, small, double, write_rules):
+    return optimize(model, small, rules=write_rules(RULES))
+
+
+@pytest.fixture
+def x(small):
+    return torch.randn(small.batch_size, small.seq_len, small.d_model, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def mask(small):
+    return torch.arange(small.seq_len) < torch.tensor([[1], [3], [5]])
+
+
+@pytest.fixture(autouse=True)
+def warnings_are_errors():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def test_calls_of_the_built_shape_run_the_family(dispatched, model, double, x, mask):
+    assert torch.equal(dispatched(x, mask), 2 * model(x, mask))
+    assert torch.equal(dispatched(x), 2 * model(x))
+    assert len(double.builds) == 1
+    assert double.builds[0].options == {"size": 3}
+    assert dispatched.route.family == "double"
+
+
+def test_the_module_is_a_baseline_with_the_models_own_weights(dispatched, model):
+    assert isinstance(dispatched, BaselineTransformer)
+    assert list(dispatched.state_dict()) == list(model.state_dict())
+    assert all(a is b for a, b in zip(dispatched.parameters(), model.parameters(), strict=True))
+    assert dispatched.training == model.training
+
+
+def test_a_built_module_does_not_join_the_state_dict(model, small, double, write_rules, monkeypatch):
+    monkeypatch.setattr(double, "build", lambda *args, **options: nn.Linear(1, 1))
+    assert list(optimize(model, small, rules=write_rules(RULES)).state_dict()) == list(model.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda x, mask: (x[:2], mask[:2]), r"x is \(2, 5, 16\), the dispatched forward was built for \(3, 5, 16\)"),
+        (lambda x, mask: (x.double(), mask), "x is torch.float64"),
+        (lambda x, mask: (x, mask[:, :1]), r"the mask is \(3, 1\) of torch.bool"),
+        (lambda x, mask: (x.clone().requires_grad_(), mask), "it needs gradients"),
+    ],
+)
+def test_other_calls_run_the_baseline_and_warn_once(dispatched, model, x, mask, change, reason):
+    call = change(x, mask)
+    reference = model.double() if call[0].dtype == torch.float64 else model
+    with pytest.warns(UserWarning, match=reason):
+        out = dispatched(*call)
+    assert torch.equal(out, reference(*call))
+    dispatched(*call)
+
+
+def test_trainable_weights_need_gradients_unless_they_are_off(dispatched, model, x):
+    model.requires_grad_(True)
+    with pytest.warns(UserWarning, match="gradients"):
+        assert dispatched(x).requires_grad
+    with torch.no_grad():
+        assert torch.equal(dispatched(x), 2 * model(x))
+    with torch.inference_mode():
+        assert torch.equal(dispatched(x), 2 * model(x))
+
+
+def test_loaded_weights_are_those_of_the_model(dispatched, model, small, x):
+    dispatched.load_state_dict(build_baseline(small, "cpu", 7).state_dict())
+    assert torch.equal(dispatched(x), 2 * build_baseline(small, "cpu", 7)(x))
+    assert torch.equal(dispatched(x), 2 * model(x))
+
+
+def test_a_move_drops_what_was_built(dispatched, double, x):
+    dispatched.to("cpu")
+    dispatched(x)
+    dispatched(x)
+    assert len(double.builds) == 2
+
+
+def test_a_cast_model_runs_its_own_forward(dispatched, model, x, double):
+    dispatched.to(torch.float64)
+    with pytest.warns(UserWarning, match="x is torch.float64"):
+        assert torch.equal(dispatched(x.double()), model(x.double()))
+    with pytest.warns(UserWarning, match="the weights are torch.float64"), pytest.raises(RuntimeError):
+        dispatched(x)
+    assert len(double.builds) == 1
+
+
+def test_an_input_elsewhere_than_the_weights_reaches_the_baseline(dispatched, x):
+    elsewhere = pytest.warns(UserWarning, match="x is on meta, the weights are on cpu")
+    with elsewhere, pytest.raises(RuntimeError, match="device"):
+        dispatched(x.to("meta"))
+
+
+def test_a_move_to_a_device_without_profile_runs_the_baseline(dispatched, x):
+    dispatched.to("meta")
+    with pytest.warns(UserWarning, match="devices of type 'meta'"):
+        assert dispatched(x.to("meta")).device.type == "meta"
+
+
+@pytest.mark.parametrize("clone", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_copies_build_their_own_forward(dispatched, model, double, x, mask, clone):
+    twin = clone(dispatched)
+    twin.final_norm.weight.zero_()
+    twin.final_norm.bias.zero_()
+    assert not twin(x, mask).any()
+    assert torch.equal(dispatched(x, mask), 2 * model(x, mask))
+    assert len(double.builds) == 2
+    assert double.builds[1].model.layers is twin.layers
+
+
+def test_another_device_than_the_models_waits_for_the_move(model, small, double, write_rules, monkeypatch):
+    from rooflane.dispatch import dispatched as module
+
+    monkeypatch.setattr(module, "profile_of", lambda device: load_profile("h200"))
+    moved = optimize(model, small, "cuda", rules=write_rules(RULES))
+    assert moved.route.profile == "h200"
+    assert not double.builds
+
+
+def test_a_given_profile_is_used(model, small, double, write_rules):
+    profile = load_profile("cpu").with_figure("memory", 1, "assumed", "a cap")
+    found = optimize(model, small, rules=write_rules(RULES), profile=profile).route
+    assert found.classification.memory_bytes == 10**9
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"d_model": 32}, "shape small has d_model 32, the model 16"),
+        ({"causal": False}, "causal False, the model True"),
+        ({"dtype": "float16"}, "the model's weights are torch.float32"),
+    ],
+)
+def test_a_model_of_other_sizes_is_refused(model, small, changes, complaint):
+    with pytest.raises(OptimizeError, match=complaint):
+        optimize(model, replace(small, **changes))
+
+
+def test_another_kind_of_model_is_refused(small):
+    with pytest.raises(OptimizeError, match="Linear has no config, layers, final_norm"):
+        optimize(nn.Linear(1, 1), small)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a device this machine has")
+def test_a_missing_device_is_named(model, small, double, write_rules):
+    with pytest.raises(ProfileError, match="the device asked for is cuda, but torch finds no CUDA device"):
+        optimize(model, small, "cuda", rules=write_rules(RULES))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_shipped_families_agree_with_the_baseline_on_a_cpu(x, mask, small, causal):
+    # Wide and long enough for the device time to outweigh the launches: no compiler is needed for such a shape.
+    shape = replace(small, seq_len=128, d_model=64, ffn_dim=64, batch_size=16, causal=causal)
+    model = build_baseline(shape, "cpu", 0)
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(shape.batch_size, shape.seq_len, shape.d_model, generator=generator)
+    mask = torch.arange(shape.seq_len) < torch.randint(1, shape.seq_len + 1, (shape.batch_size, 1), generator=generator)
+    built = optimize(model, shape)
+    with torch.inference_mode():
+        torch.testing.assert_close(built(x, mask), model(x, mask), atol=1e-4, rtol=1e-4)

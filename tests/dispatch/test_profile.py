@@ -1,0 +1,127 @@
+"""Device profiles: every shipped figure stated in full, every malformed file refused with its place."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from rooflane.dispatch import Profile, ProfileError, host_profile, load_profile, match_profile, profile_names
+from rooflane.families import Limits
+
+LIMITS = [name for name in vars(Limits) if not name.startswith("_")]
+SHIPPED = ["a100-80", "cpu", "h100", "h200", "l4", "rtx3090", "rtx4090", "rtx5090", "t4"]
+
+
+def test_shipped_names():
+    assert profile_names() == SHIPPED
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_profiles_provide_every_limit_with_a_source(name):
+    profile = load_profile(name)
+    assert profile.name == name
+    assert all(hasattr(profile, limit) for limit in LIMITS)
+    assert all(figure.source for figure in profile.figures().values())
+    assert {figure.mark for figure in profile.figures().values()} <= {"measured", "datasheet", "assumed"}
+
+
+def test_figures_are_read_in_si_units(h200):
+    assert h200.matmul_flops("float32") == 360e12
+    assert h200.matmul_flops("float16") == 714e12
+    assert h200.copy_bytes_per_s == 4.25e12
+    assert h200.eager_dispatch_s == pytest.approx(1.8e-3 / 132, rel=0.01)
+    assert h200.memory_bytes == 141_000_000_000
+    assert h200.cache_bytes == 60 * 2**20
+    assert h200.shared_memory_bytes == 227 * 1024
+    assert h200.graph_node_s == 1e-6
+    assert h200.usd_per_hour == h200.price.value
+
+
+@pytest.mark.parametrize("name", sorted(set(SHIPPED) - {"cpu"}))
+def test_special_rate_follows_its_formula(name):
+    profile = load_profile(name)
+    per_sm = profile.special_per_s / profile.sm_count.value
+    clock = float(profile.special.source.split(" x ")[-1].split()[0])
+    assert per_sm == pytest.approx(16 * clock * 1e9, rel=1e-3)
+
+
+def test_saving_and_loading_keeps_every_figure(h200, tmp_path):
+    path = tmp_path / "mine.toml"
+    probed = h200.with_figure("copy_rate", 4.1, "measured", 'a "quoted" source \\ with a backslash')
+    probed.save(path)
+    assert load_profile(path) == probed
+    assert load_profile(str(path)).copy_bytes_per_s == pytest.approx(4.1e12)
+    assert h200.copy_bytes_per_s == 4.25e12
+
+
+def test_unknown_name_lists_the_known_ones():
+    with pytest.raises(ProfileError, match="'b300'.*auto, a100-80, cpu"):
+        load_profile("b300")
+
+
+def test_missing_file_is_named(tmp_path):
+    with pytest.raises(ProfileError, match="nowhere.toml: no such file"):
+        load_profile(tmp_path / "nowhere.toml")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "complaint"),
+    [
+        ('unit = "TB/s"', 'unit = "GB/s"', "[copy_rate]", "copy_rate: unit is 'GB/s'; this figure is stated in TB/s"),
+        ("value = 4.25", "value = 0", "[copy_rate]", "copy_rate: value is 0"),
+        ("value = 4.25", "value = -1", "[copy_rate]", "copy_rate.value"),
+        ("value = 4.25", "value = inf", "[copy_rate]", "copy_rate.value"),
+        ("value = 4.25", 'value = "fast"', "[copy_rate]", "copy_rate.value"),
+        ("value = 4.25", "value = ", "value = ", "not valid TOML"),
+        ("[copy_rate]", "[copy_rte]", 'name = "h200"', "copy_rate: Field required"),
+        ('kind = "cuda"', 'kind = "tpu"', 'name = "h200"', "kind"),
+    ],
+)
+def test_malformed_profiles_name_file_line_and_field(h200, tmp_path, old, new, line, complaint):
+    text = h200.to_toml().replace(old, new)
+    path = tmp_path / "broken.toml"
+    path.write_text(text)
+    number = text.splitlines().index(line) + 1
+    with pytest.raises(ProfileError, match=re.escape(f"broken.toml:{number}: {complaint}")):
+        load_profile(path)
+
+
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [("NVIDIA H200", "h200"), ("NVIDIA L4", "l4"), ("Tesla T4", "t4"), ("NVIDIA GeForce RTX 5090", "rtx5090")],
+)
+def test_driver_names_find_their_profile(device, name):
+    assert match_profile(device).name == name
+
+
+@pytest.mark.parametrize("device", ["NVIDIA L40S", "NVIDIA H200 MIG 1g.18gb", "NVIDIA GeForce RTX 4090 Laptop GPU"])
+def test_devices_with_similar_names_are_not_mistaken(device):
+    with pytest.raises(ProfileError, match="rooflane probe"):
+        match_profile(device)
+
+
+def test_auto_takes_the_gpu_at_hand(monkeypatch):
+    monkeypatch.setitem(load_profile.__globals__, "device_name", lambda: "NVIDIA H200")
+    assert load_profile("auto").name == "h200"
+    monkeypatch.setitem(load_profile.__globals__, "device_name", lambda: "NVIDIA B300")
+    with pytest.raises(ProfileError, match="'NVIDIA B300'.*rooflane probe"):
+        load_profile("auto")
+
+
+def test_auto_without_a_gpu_is_the_cpu_with_this_machines_memory(monkeypatch):
+    monkeypatch.setitem(load_profile.__globals__, "device_name", lambda: None)
+    monkeypatch.setitem(load_profile.__globals__, "host_memory_bytes", lambda: 7_000_000_000)
+    profile = load_profile()
+    assert (profile.kind, profile.memory_bytes, profile.memory.mark) == ("cpu", 7_000_000_000, "measured")
+
+
+def test_memory_stays_as_shipped_where_the_system_does_not_tell(monkeypatch):
+    monkeypatch.setitem(load_profile.__globals__, "host_memory_bytes", lambda: None)
+    assert host_profile() == load_profile("cpu")
+
+
+def test_profiles_are_frozen(h200):
+    with pytest.raises(ValueError, match="frozen"):
+        h200.name = "other"
+    assert isinstance(h200, Profile)

@@ -1,0 +1,121 @@
+"""The router: which family serves which shape, and a reason for each that does not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rooflane.dispatch import RouteError, load_profile, load_rules, route
+from rooflane.shapes import load_shapes
+
+RULES = """
+[[rule]]
+name = "wide"
+when = { d_model = { ge = 1024 } }
+family = "heavy"
+because = "wide models are heavy"
+
+[[rule]]
+name = "causal"
+when = { causal = true }
+family = "masked"
+options = { tile = 64 }
+because = "causal shapes are masked"
+
+[[rule]]
+name = "rest"
+when = {}
+family = "plain"
+because = "something must serve"
+"""
+DEFAULTS = {"heavy": {}, "masked": {"options": ("tile",)}, "plain": {}}
+
+
+@pytest.fixture
+def routed(fake_families, write_rules, published, h200):
+    """Return a function that routes a published shape with the stand-in families, their settings overridden."""
+
+    def run(id="1", profile=h200, **overrides):
+        fake_families(**{name: settings | overrides.get(name, {}) for name, settings in DEFAULTS.items()})
+        return route(published[id], profile, load_rules(write_rules(RULES)))
+
+    return run
+
+
+def reasons(found):
+    return {(rejection.kind, rejection.name): rejection.reason for rejection in found.rejected}
+
+
+def test_first_matching_rule_wins_and_everything_else_has_a_reason(routed):
+    found = routed("1")
+    assert (found.rule.name, found.family, found.options, found.predicted_s) == ("causal", "masked", {"tile": 64}, 0.25)
+    assert reasons(found) == {
+        ("rule", "wide"): "d_model is 128, the rule wants >= 1024",
+        ("family", "heavy"): "could serve (250 ms and 1e-09 GB predicted), but the rule causal matched first",
+        ("family", "plain"): "could serve (250 ms and 1e-09 GB predicted), but the rule causal matched first",
+    }
+
+
+def test_a_family_that_refuses_hands_on_to_the_next_rule(routed):
+    found = routed("8", heavy={"refuses": "no tensor cores"})
+    assert found.rule.name == "causal"
+    assert reasons(found)["rule", "wide"] == "matches, but its family heavy cannot serve: no tensor cores"
+    assert reasons(found)["family", "heavy"] == "no tensor cores"
+
+
+def test_a_family_that_needs_too_much_memory_hands_on(routed, h200):
+    found = routed("8", heavy={"needs": h200.memory_bytes + 1})
+    assert found.rule.name == "causal"
+    assert "needs 141.00 GB, h200 has 141.0 GB" in reasons(found)["rule", "wide"]
+    assert routed("8", heavy={"needs": h200.memory_bytes}).rule.name == "wide"
+
+
+def test_no_family_at_all_tells_every_reason(routed):
+    refusals = {name: {"refuses": f"{name} is tired"} for name in DEFAULTS}
+    with pytest.raises(RouteError, match="shape 8 .*heavy is tired.*masked is tired.*plain is tired"):
+        routed("8", **refusals)
+
+
+def test_explanation_and_json(routed):
+    found = routed("1")
+    text = found.explain()
+    assert "launch, margin" in text and "causal: causal shapes are masked" in text and "masked tile=64" in text
+    assert "rule wide: d_model is 128" in text
+    values = json.loads(json.dumps(found.as_dict()))
+    assert (values["rule"], values["family"], values["options"]) == ("causal", "masked", {"tile": 64})
+    assert len(values["rejected"]) == 3
+
+
+GPU_ROUTES = {"6": "sdpa_flash", "8": "gemm_fp16", "13": "sdpa_flash", "14": "chunked"}
+
+
+@pytest.mark.parametrize("profile", ["h200", "rtx5090"])
+def test_published_shapes_go_to_the_family_that_answers_their_limit(published, profile):
+    rules = load_rules()
+    chosen = {id: route(shape, load_profile(profile), rules).family for id, shape in published.items()}
+    assert chosen == dict.fromkeys(published, "graph_compile") | GPU_ROUTES
+
+
+def test_the_wide_shape_stays_with_its_gemms_when_a_slower_host_tips_it_into_launch(published, h200):
+    rules = load_rules()
+    slower = h200.with_figure("eager_dispatch", 20, "assumed", "a slower host")
+    found = route(published["8"], slower, rules)
+    assert (found.classification.regime, found.classification.borderline) == ("launch", True)
+    assert found.family == "gemm_fp16"
+
+
+def test_a_memory_cap_moves_a_shape_to_chunks(published, h200):
+    capped = h200.with_figure("memory", 8, "assumed", "a cap")
+    assert route(published["6"], capped, load_rules()).family == "chunked"
+    capped = h200.with_figure("memory", 30, "assumed", "a cap")
+    assert route(published["14"], capped, load_rules()).family == "chunked"
+
+
+@pytest.mark.parametrize("profile", ["h200", "rtx5090", "t4", "cpu"])
+@pytest.mark.parametrize("table", ["published", "neighbours"])
+def test_every_shape_that_fits_finds_a_family(request, profile, table):
+    rules = load_rules()
+    for shape in load_shapes(request.config.rootpath / "shapes" / f"{table}.csv"):
+        if shape.id != "14":
+            assert route(shape, load_profile(profile), rules).family
