@@ -7,6 +7,8 @@ from torch import Tensor
 
 from rooflane.shapes import Shape
 
+# Bytes: what Triton assumes of a pointer it was compiled for, and what vector loads need.
+ALIGNMENT = 16
 OPERAND_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -34,3 +36,10 @@ def operand_dtype(requested: str | None, shape: Shape, device_type: str) -> torc
     if device_type == "cpu":
         return OPERAND_DTYPES[shape.dtype]
     return torch.bfloat16 if shape.dtype == "bfloat16" else torch.float16
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """Return the tensor contiguous and 16-byte aligned, as bound launches assume; a copy only when it is not."""
+    if tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0:
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)

@@ -94,10 +94,10 @@ def pack_lean(model: nn.Module, operand_dtype: torch.dtype) -> dict[str, Tensor]
     return packed
 
 
-def lean_forward(
+def lean_body(
     x: Tensor, mask: Tensor | None, weights: dict[str, Tensor], shape: Shape, ops: LeanOps, eps: float
-) -> Tensor:
-    """Return the stack's output `[B, S, D]` in x's dtype for packed weights of `shape`."""
+) -> tuple[Tensor, Tensor]:
+    """Return `(residual, update)` of the stack, both `[B, S, D]`: the final norm's input is their sum."""
     operand_dtype = weights["0.qkv.weight"].dtype
     extent = None if mask is None else ops.mask_extent(mask)
 
@@ -122,16 +122,21 @@ def lean_forward(
         context = ops.attention(linear(normed, f"{layer}.qkv"), mask, extent, shape.num_heads, shape.causal)
         residual, normed = norm(residual, linear(context, f"{layer}.out"), f"{layer}.norm2")
         update = linear(ops.gelu(linear(normed, f"{layer}.ffn_in")), f"{layer}.ffn_out")
-    return ops.add_norm(
-        residual,
-        update,
-        weights["norm.weight"],
-        weights["norm.bias"],
-        eps=eps,
-        out_dtype=x.dtype,
-        residual=False,
-        mask=mask,
-    )[1]
+    return residual, update
+
+
+def lean_finish(
+    residual: Tensor,
+    update: Tensor,
+    mask: Tensor | None,
+    weights: dict[str, Tensor],
+    ops: LeanOps,
+    out_dtype: torch.dtype,
+    eps: float,
+) -> Tensor:
+    """Return the final norm `[B, S, D]` in `out_dtype`, rows of invalid tokens 0."""
+    weight, bias = weights["norm.weight"], weights["norm.bias"]
+    return ops.add_norm(residual, update, weight, bias, eps=eps, out_dtype=out_dtype, residual=False, mask=mask)[1]
 
 
 def packed_weights(model: nn.Module, operand_dtype: torch.dtype) -> PackedWeights:

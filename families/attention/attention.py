@@ -20,7 +20,7 @@ def mask_extent(mask: Tensor) -> Tensor:
     batch, length = mask.shape
     extent = torch.empty(batch, dtype=torch.int32, device=mask.device)
     block = min(1024, max(16, triton.next_power_of_2(length)))
-    mask_extent_kernel[(batch,)](mask.view(torch.uint8), extent, length, BLOCK=block, num_warps=1)
+    mask_extent_kernel[(batch,)](mask, extent, length, BLOCK=block, num_warps=1)
     return extent
 
 
@@ -47,7 +47,7 @@ def attention(
     config = config or attention_config(head_dim, length)
     attention_kernel[(triton.cdiv(length, config.block_m) * batch * num_heads,)](
         qkv,
-        None if mask is None else mask.view(torch.uint8),
+        mask,
         extent,
         out,
         length,

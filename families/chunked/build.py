@@ -8,12 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rooflane.families.captured import DirectForward
 from rooflane.families.chunked.attend import attend_chunk
 from rooflane.families.chunked.spec import chunk_plan
-from rooflane.families.door import operand_dtype
+from rooflane.families.door import check_call, operand_dtype
 from rooflane.families.lean import TORCH_OPS, packed_weights
-from rooflane.families.lean_build import fused_ops
 from rooflane.shapes import Shape
 
 
@@ -26,7 +24,10 @@ def build(
     device = torch.device(device)
     dtype = operand_dtype(operands, shape, device.type)
     weights = packed_weights(model, dtype)
-    ops = TORCH_OPS if device.type == "cpu" else fused_ops()
+    if device.type == "cpu":
+        ops = TORCH_OPS
+    else:
+        from rooflane.families.fused_ops import FUSED_OPS as ops
     eps = model.final_norm.eps
     sequences, rows, _ = chunk_plan(shape, budget_gib * 2**30, dtype.itemsize)
 
@@ -68,11 +69,15 @@ def build(
             final = norm(residual[block][None], None, "norm", out.dtype, False, row_mask)[1]
             out_rows[block] = final[0]
 
-    def run(x: Tensor, mask: Tensor | None) -> Tensor:
-        out = torch.empty_like(x)
-        for start in range(0, shape.batch_size, sequences):
-            part = slice(start, start + sequences)
-            run_chunk(x[part], None if mask is None else mask[part], out[part])
+    def forward(x: Tensor, mask: Tensor | None = None) -> Tensor:
+        check_call(x, mask, shape)
+        weights.refresh()
+        with torch.no_grad():
+            x = x.contiguous()
+            out = torch.empty_like(x)
+            for start in range(0, shape.batch_size, sequences):
+                part = slice(start, start + sequences)
+                run_chunk(x[part], None if mask is None else mask[part], out[part])
         return out
 
-    return DirectForward(run, weights, shape)
+    return forward

@@ -53,7 +53,7 @@ class GemmFp16:
         """Return the built forward."""
         from rooflane.families.lean_build import build_lean
 
-        return build_lean(model, shape, device, operand_dtype, captured)
+        return build_lean(model, shape, device, operand_dtype, captured=captured)
 
 
 SPEC = GemmFp16()

@@ -41,9 +41,9 @@ class GraphCompile:
         self, model: nn.Module, shape: Shape, device: device, operand_dtype: str | None = None
     ) -> Forward:
         """Return the built forward; the graph is captured at its first call."""
-        from rooflane.families.graph_compile.build import build
+        from rooflane.families.lean_build import build_lean
 
-        return build(model, shape, device, operand_dtype)
+        return build_lean(model, shape, device, operand_dtype, captured=True, compiled=True)
 
 
 SPEC = GraphCompile()

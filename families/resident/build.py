@@ -7,15 +7,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from rooflane.families.door import check_call
+from rooflane.families.door import aligned, check_call
 from rooflane.families.launch import BoundKernel, raw_stream
 from rooflane.families.resident.config import ResidentConfig
 from rooflane.families.resident.kernel import rows_kernel, whole_kernel
 from rooflane.families.resident.pack import layout_of, pack_resident, padded
 from rooflane.families.weights import PackedWeights
 from rooflane.shapes import Shape
-
-ALIGNMENT = 16
 
 
 class ResidentForward:
@@ -34,14 +32,14 @@ class ResidentForward:
 
     def __call__(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         check_call(x, mask, self._shape)
-        x = _aligned(x)
+        x = aligned(x)
         out = torch.empty_like(x)
         self._weights.refresh()
         launch = self._launches.get(mask is not None)
         if launch is None:
             bind = self._bind_rows if self._config.rows else self._bind_whole
             launch = self._launches[mask is not None] = bind(x, mask, out)
-        launch(raw_stream(self._device.index or 0), x, None if mask is None else _aligned(mask), out)
+        launch(raw_stream(self._device.index or 0), x, None if mask is None else aligned(mask), out)
         return out
 
     def _constants(self, masked: bool) -> dict[str, object]:
@@ -68,7 +66,7 @@ class ResidentForward:
         kernel = BoundKernel(
             whole_kernel,
             -(-shape.batch_size // config.group),
-            (x, None if mask is None else mask.view(torch.uint8), out, weights, biases, *sizes),
+            (x, mask, out, weights, biases, *sizes),
             {**self._constants(mask is not None), "GROUP": config.group},
             config.num_warps,
             config.num_stages,
@@ -91,7 +89,7 @@ class ResidentForward:
                 for _ in range(2)
             ]
             residual = torch.empty(shape.tokens * shape.d_model, dtype=torch.float32, device=self._device)
-        byte_mask = None if mask is None else mask.view(torch.uint8)
+        byte_mask = None if mask is None else mask
         constants = {**self._constants(mask is not None), "ROWS": config.rows, "HEADS_A_STEP": config.heads_a_step}
         sizes = (shape.seq_len, self._eps)
         kernels: dict[tuple[bool, bool, bool], BoundKernel] = {}
@@ -128,10 +126,3 @@ class ResidentForward:
                 kernel(stream, source, mask_ptr, *buffers, out_ptr if last else residual_ptr, *fixed)
 
         return launch
-
-
-def _aligned(tensor: Tensor) -> Tensor:
-    """Return the tensor contiguous and 16-byte aligned, as the compiled launches assume; a copy only when it is not."""
-    if tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0:
-        return tensor
-    return tensor.clone(memory_format=torch.contiguous_format)

@@ -51,7 +51,7 @@ class SdpaFlash:
         """Return the built forward."""
         from rooflane.families.lean_build import build_lean
 
-        return build_lean(model, shape, device, operand_dtype, captured)
+        return build_lean(model, shape, device, operand_dtype, captured=captured)
 
 
 SPEC = SdpaFlash()
