@@ -12,6 +12,7 @@ from rooflane.families.launch import BoundKernel, raw_stream
 from rooflane.families.resident.config import ResidentConfig
 from rooflane.families.resident.kernel import rows_kernel, whole_kernel
 from rooflane.families.resident.pack import layout_of, pack_resident, padded
+from rooflane.families.staged import StagedGraph, StreamGuard
 from rooflane.families.weights import PackedWeights
 from rooflane.shapes import Shape
 
@@ -28,18 +29,22 @@ class ResidentForward:
         self._layout = layout_of(shape, config.ffn_tile)
         self._weights = PackedWeights(model, lambda source: pack_resident(source, self._layout, operand_dtype))
         self._eps = model.final_norm.eps
+        self._guard = StreamGuard(device)
         self._launches: dict[bool, Callable[[int, Tensor, Tensor | None, Tensor], None]] = {}
 
     def __call__(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         check_call(x, mask, self._shape)
         x = aligned(x)
-        out = torch.empty_like(x)
+        mask = None if mask is None else aligned(mask)
+        stream = raw_stream(self._device.index or 0)
+        self._guard.enter(stream)
         self._weights.refresh()
+        out = torch.empty_like(x)
         launch = self._launches.get(mask is not None)
         if launch is None:
             bind = self._bind_rows if self._config.rows else self._bind_whole
             launch = self._launches[mask is not None] = bind(x, mask, out)
-        launch(raw_stream(self._device.index or 0), x, None if mask is None else aligned(mask), out)
+        launch(stream, x, mask, out)
         return out
 
     def _constants(self, masked: bool) -> dict[str, object]:
@@ -79,8 +84,8 @@ class ResidentForward:
         return launch
 
     def _bind_rows(self, x: Tensor, mask: Tensor | None, out: Tensor) -> Callable[..., None]:
-        """Return the launches of the rows kernel: one a layer and one before the first."""
-        shape, config, layout = self._shape, self._config, self._layout
+        """Return the launches of the rows kernel: a graph for all layers but the last, which writes the output."""
+        shape, layout = self._shape, self._layout
         weights, biases = self._weights.tensors["weights"], self._weights.tensors["biases"]
         # Ordinary tensors even when the first call comes in inference mode.
         with torch.inference_mode(False):
@@ -88,41 +93,49 @@ class ResidentForward:
                 torch.empty(shape.tokens * 3 * layout.heads_width, dtype=weights.dtype, device=self._device)
                 for _ in range(2)
             ]
-            residual = torch.empty(shape.tokens * shape.d_model, dtype=torch.float32, device=self._device)
-        byte_mask = None if mask is None else mask
-        constants = {**self._constants(mask is not None), "ROWS": config.rows, "HEADS_A_STEP": config.heads_a_step}
-        sizes = (shape.seq_len, self._eps)
-        kernels: dict[tuple[bool, bool, bool], BoundKernel] = {}
-        steps = []
-        for step in range(shape.num_layers + 1):
-            first, last, reads_input = step == 0, step == shape.num_layers, step < 2
-            done = max(step - 1, 0)
-            layer_weights = weights[done * layout.layer_weights :]
-            layer_biases = biases[done * layout.layer_biases :]
-            kind = (first, last, reads_input)
+            residual = torch.empty(x.shape, dtype=torch.float32, device=self._device)
+        kernels: dict[tuple[bool, bool, torch.dtype], BoundKernel] = {}
+
+        def launch_step(step: int, stream: int, source: Tensor, mask: Tensor | None, target: Tensor) -> None:
+            first, last = step == 0, step == shape.num_layers
+            finished = max(step - 1, 0)
+            tensors = (
+                source,
+                mask,
+                qkv[(step + 1) % 2],
+                qkv[step % 2],
+                target,
+                weights[finished * layout.layer_weights :],
+                biases[finished * layout.layer_biases :],
+            )
+            kind = (first, last, source.dtype)
             if kind not in kernels:
-                sample = (
-                    x if reads_input else residual, byte_mask, qkv[0], qkv[1], out if last else residual,
-                    layer_weights, layer_biases, *sizes,
-                )  # fmt: skip
-                kernels[kind] = BoundKernel(
-                    rows_kernel,
-                    shape.batch_size * -(-shape.seq_len // config.rows),
-                    sample,
-                    {"FIRST": first, "LAST": last, **constants},
-                    config.num_warps,
-                    config.num_stages,
-                )
-            fixed = (layer_weights.data_ptr(), layer_biases.data_ptr(), *sizes)
-            buffers = (qkv[(step + 1) % 2].data_ptr(), qkv[step % 2].data_ptr())
-            steps.append((kernels[kind], reads_input, last, buffers, fixed))
-        residual_ptr = residual.data_ptr()
-        self._scratch = (*qkv, residual)
+                kernels[kind] = self._rows_kernel(first, last, tensors)
+            pointers = (None if tensor is None else tensor.data_ptr() for tensor in tensors)
+            kernels[kind](stream, *pointers, shape.seq_len, self._eps)
+
+        def body(x: Tensor, mask: Tensor | None) -> None:
+            for step in range(shape.num_layers):
+                source = x if step < 2 else residual
+                launch_step(step, raw_stream(self._device.index or 0), source, mask, residual)
+
+        graph = StagedGraph(body, x, mask, self._device)
 
         def launch(stream: int, x: Tensor, mask: Tensor | None, out: Tensor) -> None:
-            x_ptr, mask_ptr, out_ptr = x.data_ptr(), None if mask is None else mask.data_ptr(), out.data_ptr()
-            for kernel, reads_input, last, buffers, fixed in steps:
-                source = x_ptr if reads_input else residual_ptr
-                kernel(stream, source, mask_ptr, *buffers, out_ptr if last else residual_ptr, *fixed)
+            graph.run(stream, x, mask)
+            launch_step(shape.num_layers, stream, x if shape.num_layers == 1 else residual, mask, out)
 
         return launch
+
+    def _rows_kernel(self, first: bool, last: bool, tensors: tuple[Tensor | None, ...]) -> BoundKernel:
+        """Compile one kind of step for tensors like those given."""
+        shape, config = self._shape, self._config
+        constants = self._constants(tensors[1] is not None)
+        return BoundKernel(
+            rows_kernel,
+            shape.batch_size * -(-shape.seq_len // config.rows),
+            (*tensors, shape.seq_len, self._eps),
+            {"FIRST": first, "LAST": last, **constants, "ROWS": config.rows, "HEADS_A_STEP": config.heads_a_step},
+            config.num_warps,
+            config.num_stages,
+        )
