@@ -42,9 +42,7 @@ def chunked_reference(
     return out
 
 
-def _layer(
-    layer: BaselineTransformerBlock, x: Tensor, mask: Tensor | None, causal: bool, rows: int
-) -> Tensor:
+def _layer(layer: BaselineTransformerBlock, x: Tensor, mask: Tensor | None, causal: bool, rows: int) -> Tensor:
     """Return one layer's output, computed `rows` query rows at a time."""
     attention = layer.attention
     batch, length, _ = x.shape

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from functools import cache
 
 import torch
 import triton
@@ -10,6 +12,14 @@ from torch import Tensor
 
 from rooflane.families.attention.config import AttentionConfig, attention_config, padded_head_dim
 from rooflane.families.attention.kernel import attention_kernel, mask_extent_kernel
+
+
+@cache
+def shared_memory_bytes(device: torch.device) -> int:
+    """Return the shared memory one block may take; on a CPU, where the kernel is interpreted, there is no limit."""
+    if device.type == "cpu":
+        return sys.maxsize
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
 
 
 def mask_extent(mask: Tensor) -> Tensor:
@@ -44,14 +54,15 @@ def attention(
     out = torch.empty(batch, length, width, dtype=qkv.dtype, device=qkv.device)
     if out.numel() == 0:
         return out
-    config = config or attention_config(head_dim, length)
+    config = config or attention_config(head_dim, length, shared_memory_bytes(qkv.device))
     attention_kernel[(triton.cdiv(length, config.block_m) * batch * num_heads,)](
         qkv,
         mask,
         extent,
         out,
         length,
-        head_dim**-0.5 * math.log2(math.e),
+        # A compile-time constant: as a run-time float torch.compile would pass it in float64.
+        SCALE_LOG2=head_dim**-0.5 * math.log2(math.e),
         NUM_HEADS=num_heads,
         HEAD_DIM=head_dim,
         CAUSAL=causal,

@@ -29,8 +29,8 @@ def mask_extent_kernel(mask_ptr, extent_ptr, length, BLOCK: tl.constexpr):
 
 @triton.jit
 def _accumulate_tile(
-    q, k_ptrs, v_ptrs, key, limit, row, mask_ptr, token, top, total, context, scale_log2,
-    CAUSAL: tl.constexpr, PREDICATE: tl.constexpr, HAS_MASK: tl.constexpr, EVEN_D: tl.constexpr,
+    q, k_ptrs, v_ptrs, key, limit, row, mask_ptr, token, top, total, context,
+    SCALE_LOG2: tl.constexpr, CAUSAL: tl.constexpr, PREDICATE: tl.constexpr, HAS_MASK: tl.constexpr, EVEN_D: tl.constexpr,
     COLUMNS_BELOW: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Fold one key tile into the running maximum, sum and context of the online softmax."""
@@ -56,9 +56,9 @@ def _accumulate_tile(
         scores = tl.where(allowed, scores, float("-inf"))
     new_top = tl.maximum(top, tl.max(scores, axis=1))
     # A row that has seen no key yet keeps a maximum of -inf; 0 in its place keeps inf - inf out of the exponent.
-    anchor = tl.where(new_top == float("-inf"), 0.0, new_top) * scale_log2
-    probs = tl.math.exp2(scores * scale_log2 - anchor[:, None])
-    decay = tl.math.exp2(top * scale_log2 - anchor)
+    anchor = tl.where(new_top == float("-inf"), 0.0, new_top) * SCALE_LOG2
+    probs = tl.math.exp2(scores * SCALE_LOG2 - anchor[:, None])
+    decay = tl.math.exp2(top * SCALE_LOG2 - anchor)
     total = total * decay + tl.sum(probs, axis=1)
     context = context * decay[:, None]
     context = tl.dot(probs.to(v.dtype), v, context)
@@ -67,8 +67,8 @@ def _accumulate_tile(
 
 @triton.jit
 def attention_kernel(
-    qkv_ptr, mask_ptr, extent_ptr, out_ptr, length, scale_log2,
-    NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr,
+    qkv_ptr, mask_ptr, extent_ptr, out_ptr, length,
+    SCALE_LOG2: tl.constexpr, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     # Late query blocks see the most keys under a causal mask: start them first so that the last wave is short.
@@ -111,14 +111,14 @@ def attention_kernel(
         for start in range(0, whole, BLOCK_N):
             top, total, context = _accumulate_tile(
                 q, k_ptrs, v_ptrs, start + lane, stop, row, mask_ptr, token, top, total, context,
-                scale_log2, CAUSAL, False, HAS_MASK, EVEN_D, HEAD_DIM, BLOCK_D,
+                SCALE_LOG2, CAUSAL, False, HAS_MASK, EVEN_D, HEAD_DIM, BLOCK_D,
             )  # fmt: skip
             k_ptrs += BLOCK_N * 3 * WIDTH
             v_ptrs += BLOCK_N * 3 * WIDTH
         for start in range(whole, stop, BLOCK_N):
             top, total, context = _accumulate_tile(
                 q, k_ptrs, v_ptrs, start + lane, stop, row, mask_ptr, token, top, total, context,
-                scale_log2, CAUSAL, True, HAS_MASK, EVEN_D, HEAD_DIM, BLOCK_D,
+                SCALE_LOG2, CAUSAL, True, HAS_MASK, EVEN_D, HEAD_DIM, BLOCK_D,
             )  # fmt: skip
             k_ptrs += BLOCK_N * 3 * WIDTH
             v_ptrs += BLOCK_N * 3 * WIDTH

@@ -36,9 +36,7 @@ def build(
 
     def norm(value: Tensor, update: Tensor | None, name: str, out_dtype: torch.dtype, keep: bool, mask=None):
         weight, bias = weights.tensors[f"{name}.weight"], weights.tensors[f"{name}.bias"]
-        return ops.add_norm(
-            value, update, weight, bias, eps=eps, out_dtype=out_dtype, residual=keep, mask=mask
-        )
+        return ops.add_norm(value, update, weight, bias, eps=eps, out_dtype=out_dtype, residual=keep, mask=mask)
 
     def blocks(tokens: int) -> Iterator[slice]:
         for start in range(0, tokens, rows):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rooflane.families.attention.config import MAX_HEAD_DIM
+from rooflane.families.attention.config import attention_refusal
 from rooflane.families.lean_cost import lean_peak_bytes, lean_predict_s
 from rooflane.families.spec import Limits
 from rooflane.shapes import Shape
@@ -25,8 +25,8 @@ class GraphCompile:
 
     def supports(self, shape: Shape, profile: Limits) -> str | None:
         """Return None when the shape can be built for the device, else the reason."""
-        if profile.kind == "cuda" and shape.head_dim > MAX_HEAD_DIM:
-            return f"head_dim {shape.head_dim} is over the attention kernel's {MAX_HEAD_DIM}"
+        if profile.kind == "cuda":
+            return attention_refusal(shape.head_dim, shape.seq_len, profile.shared_memory_bytes)
         return None
 
     def peak_bytes(self, shape: Shape, profile: Limits, **options: Any) -> int:
@@ -37,9 +37,7 @@ class GraphCompile:
         """Return the predicted event time of one call in seconds."""
         return lean_predict_s(shape, profile, captured=profile.kind == "cuda")
 
-    def build(
-        self, model: nn.Module, shape: Shape, device: device, operand_dtype: str | None = None
-    ) -> Forward:
+    def build(self, model: nn.Module, shape: Shape, device: device, operand_dtype: str | None = None) -> Forward:
         """Return the built forward; the graph is captured at its first call."""
         from rooflane.families.lean_build import build_lean
 

@@ -38,9 +38,7 @@ def add_norm(
     kept = torch.empty(x.shape, dtype=torch.float32, device=x.device) if residual else None
     if x.numel():
         grid, tokens, constants, warps = _add_norm_launch(x, update, kept, mask)
-        add_norm_kernel[(grid,)](
-            x, update, weight, bias, mask, kept, out, tokens, eps, **constants, num_warps=warps
-        )
+        add_norm_kernel[(grid,)](x, update, weight, bias, mask, kept, out, tokens, eps, **constants, num_warps=warps)
     return kept, out
 
 
