@@ -9,7 +9,7 @@ from rooflane.shapes import Shape
 
 # Bytes: what Triton assumes of a pointer it was compiled for, and what vector loads need.
 ALIGNMENT = 16
-OPERAND_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+HALF_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 def check_call(x: Tensor, mask: Tensor | None, shape: Shape) -> None:
@@ -27,15 +27,15 @@ def operand_dtype(requested: str | None, shape: Shape, device_type: str) -> torc
     """Return the GEMM operand dtype: the requested one, else the model's own on a CPU, else a half type.
 
     float32 and float16 models take float16 operands, bfloat16 models bfloat16 ones: each keeps its own range.
-    Raises `ValueError` on an unknown name.
+    Raises `ValueError` on another name than float16 and bfloat16.
     """
     if requested is not None:
-        if requested not in OPERAND_DTYPES:
-            raise ValueError(f"operand_dtype {requested!r} is unknown; accepted: {', '.join(OPERAND_DTYPES)}")
-        return OPERAND_DTYPES[requested]
-    if device_type == "cpu":
-        return OPERAND_DTYPES[shape.dtype]
-    return torch.bfloat16 if shape.dtype == "bfloat16" else torch.float16
+        if requested not in HALF_DTYPES:
+            raise ValueError(f"operand_dtype {requested!r} is unknown; accepted: {', '.join(HALF_DTYPES)}")
+        return HALF_DTYPES[requested]
+    if device_type == "cpu" and shape.dtype == "float32":
+        return torch.float32
+    return HALF_DTYPES["bfloat16" if shape.dtype == "bfloat16" else "float16"]
 
 
 def aligned(tensor: Tensor) -> Tensor:

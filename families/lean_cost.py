@@ -23,7 +23,9 @@ class LeanOp:
 
 def operand_name(shape: Shape, kind: str) -> str:
     """Return the dtype name of the GEMM operands on a device kind, as `door.operand_dtype` picks it."""
-    return shape.dtype if kind == "cpu" else "bfloat16" if shape.dtype == "bfloat16" else "float16"
+    if kind == "cpu":
+        return shape.dtype
+    return "bfloat16" if shape.dtype == "bfloat16" else "float16"
 
 
 def lean_ops(shape: Shape, operand_bytes: int = HALF) -> list[LeanOp]:

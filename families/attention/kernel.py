@@ -30,8 +30,8 @@ def mask_extent_kernel(mask_ptr, extent_ptr, length, BLOCK: tl.constexpr):
 @triton.jit
 def _accumulate_tile(
     q, k_ptrs, v_ptrs, key, limit, row, mask_ptr, token, top, total, context,
-    SCALE_LOG2: tl.constexpr, CAUSAL: tl.constexpr, PREDICATE: tl.constexpr, HAS_MASK: tl.constexpr, EVEN_D: tl.constexpr,
-    COLUMNS_BELOW: tl.constexpr, BLOCK_D: tl.constexpr,
+    SCALE_LOG2: tl.constexpr, CAUSAL: tl.constexpr, PREDICATE: tl.constexpr, HAS_MASK: tl.constexpr,
+    EVEN_D: tl.constexpr, COLUMNS_BELOW: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Fold one key tile into the running maximum, sum and context of the online softmax."""
     column = tl.arange(0, BLOCK_D)
@@ -68,8 +68,8 @@ def _accumulate_tile(
 @triton.jit
 def attention_kernel(
     qkv_ptr, mask_ptr, extent_ptr, out_ptr, length,
-    SCALE_LOG2: tl.constexpr, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    SCALE_LOG2: tl.constexpr, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, CAUSAL: tl.constexpr,
+    HAS_MASK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     # Late query blocks see the most keys under a causal mask: start them first so that the last wave is short.
     blocks = tl.cdiv(length, BLOCK_M)

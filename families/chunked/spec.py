@@ -42,7 +42,7 @@ class Chunked:
     summary = "the lean forward over batch and sequence chunks within a scratch budget"
     contract = ""
     options = {
-        "operand_dtype": "GEMM operands: float16 (default on CUDA), bfloat16 or float32",
+        "operand_dtype": "GEMM operands: float16 or bfloat16; by default what suits the model and device",
         "budget_gib": f"scratch bound in GiB, {BUDGET_GIB:g} unless given",
     }
 

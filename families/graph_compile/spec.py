@@ -21,7 +21,7 @@ class GraphCompile:
     name = "graph_compile"
     summary = "torch.compile of the lean forward, captured into one CUDA graph"
     contract = ""
-    options = {"operand_dtype": "GEMM operands: float16 (default on CUDA), bfloat16 or float32"}
+    options = {"operand_dtype": "GEMM operands: float16 or bfloat16; by default what suits the model and device"}
 
     def supports(self, shape: Shape, profile: Limits) -> str | None:
         """Return None when the shape can be built for the device, else the reason."""

@@ -22,8 +22,8 @@ class SdpaFlash:
     summary = "flash attention over packed fp16 QKV, fused norms and GELU"
     contract = ""
     options = {
-        "operand_dtype": "GEMM operands: float16 (default), bfloat16 or float32",
-        "captured": "replay from a CUDA graph instead of launching op by op",
+        "operand_dtype": "GEMM operands: float16 or bfloat16; by default what suits the model and device",
+        "captured": "true (default) replays a CUDA graph, false launches op by op; no meaning on a CPU",
     }
 
     def supports(self, shape: Shape, profile: Limits) -> str | None:
@@ -32,13 +32,13 @@ class SdpaFlash:
             return attention_refusal(shape.head_dim, shape.seq_len, profile.shared_memory_bytes)
         return None
 
-    def peak_bytes(self, shape: Shape, profile: Limits, *, captured: bool = False, **options: Any) -> int:
+    def peak_bytes(self, shape: Shape, profile: Limits, *, captured: bool = True, **options: Any) -> int:
         """Return the device bytes at the worst moment of one call."""
-        return lean_peak_bytes(shape, captured=captured)
+        return lean_peak_bytes(shape, captured=captured and profile.kind == "cuda")
 
     def predict_s(self, shape: Shape, profile: Limits) -> float:
         """Return the predicted event time of one call in seconds."""
-        return lean_predict_s(shape, profile, captured=False)
+        return lean_predict_s(shape, profile, captured=profile.kind == "cuda")
 
     def build(
         self,
@@ -46,7 +46,7 @@ class SdpaFlash:
         shape: Shape,
         device: device,
         operand_dtype: str | None = None,
-        captured: bool = False,
+        captured: bool = True,
     ) -> Forward:
         """Return the built forward."""
         from rooflane.families.lean_build import build_lean

@@ -1,0 +1,94 @@
+"""Weight changes are seen, whatever way they come; an unchanged model is never packed twice."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from rooflane.baseline import build_baseline
+from rooflane.families.weights import PackedWeights, WeightWatch
+from rooflane.shapes import Shape
+
+SHAPE = Shape("a", 1, 4, 16, 2, 16, 1)
+
+
+def in_place(model):
+    with torch.no_grad():
+        model.layers[0].ffn_in.weight.mul_(2)
+
+
+def load(model):
+    model.load_state_dict(build_baseline(SHAPE, "cpu", seed=9).state_dict())
+
+
+def load_part(model):
+    model.final_norm.load_state_dict(nn.LayerNorm(16).state_dict())
+
+
+def load_assign(model):
+    model.load_state_dict(build_baseline(SHAPE, "cpu", seed=9).state_dict(), assign=True)
+
+
+def replace(model):
+    model.layers[0].attention.q_proj = nn.Linear(16, 16)
+
+
+def replace_parameter(model):
+    model.final_norm.weight = nn.Parameter(torch.zeros(16))
+
+
+def cast(model):
+    model.half()
+
+
+def optimiser_step(model):
+    model(torch.randn(1, 4, 16)).sum().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+
+CHANGES = [in_place, load, load_part, load_assign, replace, replace_parameter, cast, optimiser_step]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_change_is_seen_once(change):
+    model = build_baseline(SHAPE, "cpu", seed=1)
+    watch = WeightWatch(model)
+    assert watch.changed(), "the first look has nothing to compare with"
+    assert not watch.changed()
+    change(model)
+    assert watch.changed()
+    assert not watch.changed()
+
+
+def test_other_models_do_not_matter():
+    watch = WeightWatch(build_baseline(SHAPE, "cpu", seed=1))
+    watch.changed()
+    in_place(build_baseline(SHAPE, "cpu", seed=2))
+    assert not watch.changed()
+
+
+def test_inference_mode_weights_count_as_changed_every_time():
+    with torch.inference_mode():
+        model = build_baseline(SHAPE, "cpu", seed=1)
+    watch = WeightWatch(model)
+    assert watch.changed() and watch.changed()
+
+
+def test_refresh_keeps_the_memory_and_packs_only_on_change():
+    model = build_baseline(SHAPE, "cpu", seed=1)
+    packs = []
+
+    def pack(source):
+        packs.append(1)
+        return {"bias": source.final_norm.bias.detach().clone()}
+
+    packed = PackedWeights(model, pack)
+    address = packed.tensors["bias"].data_ptr()
+    packed.refresh()
+    assert len(packs) == 1
+    with torch.no_grad():
+        model.final_norm.bias.fill_(3)
+    packed.refresh()
+    assert len(packs) == 2
+    assert packed.tensors["bias"].data_ptr() == address and packed.tensors["bias"].eq(3).all()
