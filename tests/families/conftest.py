@@ -18,7 +18,7 @@ def device() -> torch.device:
 
 @pytest.fixture
 def make_case(device):
-    """Return `(shape, seed, mask kind) -> model, x, mask, float64 output`; every weight and bias is away from 0 and 1."""
+    """Return `(shape, seed, mask kind) -> model, x, mask, float64 output`; no weight is left at 0 or 1."""
 
     def make(shape: Shape, seed: int, kind: str):
         model = build_baseline(shape, device, seed)

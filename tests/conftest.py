@@ -1,0 +1,31 @@
+"""What every test shares: GPU tests skip where there is no GPU, and the repository's root."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+# Triton reads this when a kernel is defined: with no GPU, kernels are interpreted on CPU tensors.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+# The tensors here are tiny: a second thread costs more than it brings, and more still beside other work.
+torch.set_num_threads(1)
+
+ROOT = Path(__file__).parents[1]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    gpu_items = [item for item in items if item.get_closest_marker("gpu")]
+    if not gpu_items:
+        return
+    if not torch.cuda.is_available():
+        for item in gpu_items:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    return ROOT

@@ -1,0 +1,95 @@
+"""Stored rows without a measurement behind them: what reports and statistics are tested on."""
+
+import pytest
+
+from rooflane.dispatch import classify, load_profile
+from rooflane.eval.gate import GateResult
+from rooflane.eval.records import Prediction, Record, RunMeta, Timing, Verification
+from rooflane.eval.run import create_run
+from rooflane.eval.settings import Settings
+from rooflane.shapes import Shape
+
+PASSING_GATE = GateResult(passed=True, total=4, failed=0, max_abs=1e-3, max_rel=1e-2, use=0.25)
+
+
+@pytest.fixture
+def tiny_shape():
+    """A shape whose forward takes well under a millisecond."""
+    return Shape("tiny", 3, 16, 16, 2, 24, 2, causal=True)
+
+
+@pytest.fixture
+def make_meta():
+    """Return a function that makes the page of a run over shapes."""
+
+    def make(shapes, *, processes=3, candidates=("mine",), controls=("identity", "sdpa"), quick=False):
+        profile = load_profile("cpu")
+        return RunMeta(
+            id="20260102T030405Z-abcd",
+            started_at="2026-01-02T03:04:05+00:00",
+            command="rooflane eval",
+            rooflane_version="0.1.0",
+            settings=Settings(processes=processes, quick=quick).on_device("cpu").model_dump(mode="json"),
+            device="cpu",
+            seed=7,
+            shapes=[shape.as_dict() for shape in shapes],
+            candidates=list(candidates),
+            controls=list(controls),
+            profile=profile.model_dump(mode="json"),
+            price_per_hour=3.0,
+            predictions=[
+                Prediction(shape=shape.id, classification=classify(shape, profile).as_dict(), candidates={})
+                for shape in shapes
+            ],
+        )
+
+    return make
+
+
+@pytest.fixture
+def make_record():
+    """Return a function that makes one row; `times` is one number a round, in ns, or None for no timing."""
+
+    def make(shape, process, arm, times=(1000, 1000), *, status="ok", device_ns=(), **fields):
+        kind = "baseline" if arm == "eager" else "control" if arm in ("identity", "sdpa") else "candidate"
+        timing = None
+        if times is not None:
+            timing = Timing(
+                clock="synthetic", event_ns=[[time] * 3 for time in times], device_ns=list(device_ns), warmups=1,
+                repeats=3, shrunk=False, inputs="fresh", valid_tokens=shape.tokens,
+            )
+        verification = None if kind == "baseline" else Verification(status="ok", trials=5, gate=PASSING_GATE)
+        values = {"kind": kind, "verification": verification, "environment": {"device": "cpu", "torch": "2.13.0"}}
+        return Record(
+            run="20260102T030405Z-abcd", process=process, shape=shape.as_dict(), arm=arm, status=status, timing=timing,
+            **(values | fields),
+        )
+
+    return make
+
+
+@pytest.fixture
+def full_rows(make_record):
+    """Return a function that makes every row of a run; `speed` maps an arm to its speedup over eager."""
+
+    def make(meta, speed):
+        rows = []
+        for shape in meta.shape_list():
+            for process in range(meta.settings["processes"]):
+                eager = 1_000_000 + 10_000 * process
+                for arm in ("eager", *meta.candidates, *meta.controls):
+                    time = round(eager / speed.get(arm, 1.0))
+                    rows.append(make_record(shape, process, arm, (time, time)))
+        return rows
+
+    return make
+
+
+@pytest.fixture
+def stored_run(tmp_path, make_meta, full_rows):
+    """A whole run on disk over two shapes: the candidate 2x, the SDPA control 1.25x."""
+    shapes = [Shape("a", 2, 8, 16, 2, 16, 1), Shape("b", 1, 16, 16, 2, 16, 1)]
+    meta = make_meta(shapes)
+    run = create_run(tmp_path / "runs", meta)
+    run.append(full_rows(meta, {"mine": 2.0, "sdpa": 1.25}))
+    return run

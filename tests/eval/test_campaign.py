@@ -1,0 +1,310 @@
+"""Whole runs on tiny shapes: what a dying worker costs, what an interruption keeps, what is left out and why."""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import pytest
+
+from rooflane.eval import EvaluationError, ExitCode, evaluate, resume
+from rooflane.eval.campaign import Campaign
+from rooflane.eval.records import RECORDS_FILE
+from rooflane.eval.run import open_run
+from rooflane.shapes import Shape
+
+A = Shape("a", 2, 8, 16, 2, 16, 1)
+B = Shape("b", 3, 8, 16, 2, 16, 1)
+FAST = {"device": "cpu", "profile": "cpu", "controls": ("identity",), "budget_s": 0.02, "seed": 5}
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    """Keep the workers' tiny operations on one thread: handing them to a second costs more than they do."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def candidate(folder, name, body, head=""):
+    """Write a candidate file whose forward has the given body, with `model`, `shape`, `x` and `mask` in reach."""
+    path = folder / f"{name}.py"
+    path.write_text(
+        f"import os, sys, time, signal, torch\n{head}\n"
+        "def build(model, shape, device):\n    def forward(x, mask=None):\n        "
+        + body.replace("\n", "\n        ")
+        + "\n    return forward\n"
+    )
+    return str(path)
+
+
+def statuses(run):
+    """Return the status of every row by process, shape and arm."""
+    return {record.key: record.status for record in run.records()}
+
+
+@pytest.mark.slow
+def test_every_row_is_written_with_its_measurement(tmp_path):
+    events = []
+    mine = candidate(tmp_path, "mine", "return model(x, mask)")
+    run = evaluate([A, B], [mine], processes=2, runs_dir=tmp_path / "runs", on_event=events.append, **FAST)
+    rows = run.records()
+    arms = ("eager", mine, "identity")
+    assert {row.key for row in rows} == {(p, s, arm) for p in range(2) for s in "ab" for arm in arms}
+    assert all(row.status == "ok" and len(row.timing.event_ns) == 4 for row in rows)
+    assert all(row.setup_s > 0 and row.environment["torch"] for row in rows)
+    # Process 0 checks everything, the others the accuracy trials; each draws its own weights and inputs.
+    full = {row.process: bool(row.verification.truth) for row in rows if row.arm == mine}
+    assert full == {0: True, 1: False}
+    assert len({row.seeds["weights"] for row in rows}) == 4
+    assert (events[-1].done, events[-1].total) == (12, 12)
+    assert run.summary().exit_code() is ExitCode.COMPLETE
+    assert run.summary().headlines[0].geomean.count == 2
+
+
+@pytest.mark.slow
+def test_each_bad_candidate_gets_its_own_row_and_harms_no_other(tmp_path):
+    bad = {
+        "raises": ("raise ValueError('no luck')", "error"),
+        "shape": ("return model(x, mask)[:, :-1]", "incorrect"),
+        "nan": ("return model(x, mask) * float('nan')", "incorrect"),
+        "memory": ("torch.empty(1 << 60)", "oom"),
+        "floods": ("print('x' * 100000)\nreturn model(x, mask)", "ok"),
+        "leaves": ("sys.exit(3)", "error"),
+    }
+    names = {name: candidate(tmp_path, name, body) for name, (body, _) in bad.items()}
+    run = evaluate([A], list(names.values()), processes=1, runs_dir=tmp_path / "runs", **FAST)
+    found = statuses(run)
+    assert {name: found[0, "a", path] for name, path in names.items()} == {n: status for n, (_, status) in bad.items()}
+    assert found[0, "a", "eager"] == found[0, "a", "identity"] == "ok"
+    summary = run.summary()
+    assert summary.exit_code() is ExitCode.INCORRECT
+    problems = "\n".join(summary.problems())
+    for said in ("no luck", "(2, 7, 16), expected (2, 8, 16)", "not finite", "out of memory", "exited with status 3"):
+        assert said in problems
+    assert len(summary.problems()) == 5
+
+
+@pytest.mark.slow
+def test_a_killed_worker_costs_only_the_row_at_hand(tmp_path):
+    mine = candidate(
+        tmp_path, "mine", "if shape.id == 'b': os.kill(os.getpid(), signal.SIGKILL)\nreturn model(x, mask)"
+    )
+    run = evaluate([A, B], [mine], processes=2, runs_dir=tmp_path / "runs", **FAST)
+    found = statuses(run)
+    assert {key for key, status in found.items() if status != "ok"} == {(0, "b", mine), (1, "b", mine)}
+    assert len(found) == 12
+    (row,) = [row for row in run.records() if row.key == (0, "b", mine)]
+    assert "SIGKILL" in row.reason
+    assert "build" in row.reason
+
+
+@pytest.mark.slow
+def test_a_hanging_worker_is_ended_after_the_limit(tmp_path):
+    mine = candidate(tmp_path, "mine", "time.sleep(3600)")
+    started = time.monotonic()
+    run = evaluate([A], [mine], processes=1, runs_dir=tmp_path / "runs", arm_timeout_s=30, **FAST)
+    assert time.monotonic() - started < 300
+    found = statuses(run)
+    assert found == {(0, "a", mine): "error", (0, "a", "eager"): "ok", (0, "a", "identity"): "ok"}
+    assert "said nothing for 30 s at build" in run.records()[0].reason
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path):
+    mine = candidate(tmp_path, "mine", "return model(x, mask)")
+
+    def interrupt(event):
+        if event.kind == "stage" and event.done >= 3:
+            raise KeyboardInterrupt
+
+    run = evaluate([A, B], [mine], processes=2, runs_dir=tmp_path / "runs", on_event=interrupt, **FAST)
+    assert run.interrupted
+    assert str(run.folder) in run.resume_hint()
+    kept = (run.folder / RECORDS_FILE).read_bytes()
+    assert kept.count(b"\n") == 3
+
+    again = resume(run.folder)
+    data = (run.folder / RECORDS_FILE).read_bytes()
+    assert data.startswith(kept)
+    assert data.count(b"\n") == 12
+    assert set(Counter(record.key for record in again.records()).values()) == {1}
+    assert not again.interrupted
+    size = len(data)
+    resume(run.folder)
+    assert (run.folder / RECORDS_FILE).stat().st_size == size, "a complete run measures nothing more"
+
+
+@pytest.mark.slow
+def test_killing_the_parent_ends_its_worker_and_loses_nothing_written(tmp_path):
+    pids = tmp_path / "pids"
+    mine = candidate(
+        tmp_path, "mine",
+        f"if shape.id == 'b' and not os.path.exists({str(pids)!r}):\n"
+        f"    open({str(pids)!r}, 'w').write(str(os.getpid()))\n    time.sleep(3600)\nreturn model(x, mask)",
+    )  # fmt: skip
+    script = (
+        "import sys\nfrom rooflane.eval import evaluate\nfrom rooflane.shapes import Shape\n"
+        "shapes = [Shape('a', 2, 8, 16, 2, 16, 1), Shape('b', 3, 8, 16, 2, 16, 1)]\n"
+        f"evaluate(shapes, [{mine!r}], processes=1, runs_dir={str(tmp_path / 'runs')!r}, **{FAST!r})\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script])
+    deadline = time.monotonic() + 120
+    while not (pids.exists() and pids.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    worker = int(pids.read_text())
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    while _alive(worker) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not _alive(worker)
+
+    (folder,) = (tmp_path / "runs").iterdir()
+    kept = (folder / RECORDS_FILE).read_bytes() if (folder / RECORDS_FILE).exists() else b""
+    run = resume(folder)
+    data = (folder / RECORDS_FILE).read_bytes()
+    assert data.startswith(kept)
+    assert data.count(b"\n") == 6
+    assert set(statuses(run).values()) == {"ok"}
+
+
+@pytest.mark.slow
+def test_a_torn_batch_is_measured_again_and_a_whole_one_is_not(tmp_path):
+    mine = candidate(tmp_path, "mine", "return model(x, mask)")
+    run = evaluate([A, B], [mine], processes=1, runs_dir=tmp_path / "runs", **FAST)
+    path = run.folder / RECORDS_FILE
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:5]) + lines[5][:40])
+    resume(run.folder)
+    again = path.read_bytes().splitlines(keepends=True)
+    assert again[:3] == lines[:3]
+    # The torn shape's arms were timed against an eager row that is lost: all three are there anew.
+    assert len(again) == 5 + 1 + 3
+    assert set(Counter(record.key for record in open_run(run.folder).records()).values()) == {1}
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_is_measured_against_the_chunked_reference(tmp_path):
+    shape = Shape("o", 3, 512, 16, 2, 16, 1, causal=True)
+    settings = FAST | {"memory_cap_bytes": 3_500_000}
+    run = evaluate([shape], ["chunked"], processes=2, runs_dir=tmp_path / "runs", **settings)
+    rows = {record.key: record for record in run.records()}
+    assert rows[0, "o", "eager"].status == "infeasible"
+    assert "13.4 MB" in rows[0, "o", "eager"].reason
+    assert len(rows[0, "o", "chunked_reference"].timing.event_ns[0]) == 3
+    assert len(rows[1, "o", "chunked_reference"].timing.event_ns[0]) == 1
+    assert all(rows[process, "o", "chunked"].status == "ok" for process in range(2))
+    summary = run.summary()
+    assert summary.exit_code() is ExitCode.COMPLETE
+    assert summary.row("o").cells["chunked"].speedup.count == 2
+    assert summary.headlines[0].geomean is None
+
+
+@pytest.mark.slow
+def test_a_spent_time_budget_lists_what_was_left_out(tmp_path):
+    mine = candidate(tmp_path, "mine", "return model(x, mask)")
+    run = evaluate([A, B], [mine], processes=2, runs_dir=tmp_path / "runs", time_budget_s=1e-6, **FAST)
+    assert set(statuses(run).values()) == {"skipped"}
+    assert all("time budget" in record.reason for record in run.records())
+    assert run.summary().exit_code() is ExitCode.COMPLETE
+
+
+def test_what_is_predicted_too_slow_or_too_large_needs_no_worker(tmp_path):
+    slow = Shape("slow", 64, 1024, 128, 4, 128, 4)
+    huge = Shape("huge", 32, 100000, 1024, 16, 1024, 2)
+    run = evaluate([slow, huge], ["dispatched"], processes=2, runs_dir=tmp_path, max_call_s=1e-3, **FAST)
+    found = statuses(run)
+    assert found[0, "slow", "eager"] == found[1, "slow", "identity"] == "skipped"
+    assert found[0, "huge", "eager"] == "infeasible"
+    assert found[0, "huge", "dispatched"] in ("skipped", "infeasible")
+    reasons = {record.key: record.reason for record in run.records()}
+    assert "over the limit of 0.001 s" in reasons[0, "slow", "eager"]
+    assert "TB at its peak" in reasons[0, "huge", "eager"]
+    summary = run.summary()
+    assert (summary.missing, summary.exit_code()) == (0, ExitCode.COMPLETE)
+
+
+def test_a_time_budget_leaves_out_the_slowest_shapes_by_prediction(tmp_path):
+    shapes = [Shape(f"s{size}", size, 256, 128, 4, 128, 4) for size in (64, 1, 32, 8)]
+
+    def stop(event):
+        raise KeyboardInterrupt
+
+    def skipped(budget):
+        settings = FAST | {"max_call_s": 1e9, "time_budget_s": budget}
+        run = evaluate(shapes, ["chunked"], processes=3, runs_dir=tmp_path, on_event=stop, **settings)
+        return {name for name, reason in Campaign(run, None).skips.items() if reason}
+
+    assert skipped(1e9) == set()
+    assert skipped(1e-9) == {"s64", "s1", "s32", "s8"}
+    tightening = [skipped(2**power) for power in range(14, -4, -1)]
+    first = next(found for found in tightening if found)
+    assert first == {"s64"}, "the slowest goes first"
+    assert all(before <= after for before, after in itertools.pairwise(tightening))
+
+
+def test_the_prediction_is_on_disk_before_anything_runs(tmp_path):
+    seen = []
+
+    def look(event):
+        if event.kind == "run":
+            (folder,) = tmp_path.iterdir()
+            seen.append(open_run(folder).meta.prediction("slow").classification["regime"])
+
+    evaluate([Shape("slow", 8, 1024, 128, 4, 128, 4)], ["chunked"], runs_dir=tmp_path, on_event=look, max_call_s=1e-6,
+             **FAST)  # fmt: skip
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rounds": 3}, "rounds"),
+        ({"processes": 0}, "processes"),
+        ({"speed": 1}, "settings are: device"),
+        ({"controls": ("nothing",)}, "no control is called 'nothing'"),
+        ({"device": "tpu"}, "not one of auto, cpu, cuda"),
+        ({"device": "cuda:1"}, "CUDA_VISIBLE_DEVICES"),
+        ({"profile": "h200"}, "describes a cuda device"),
+        ({"profile": "nonesuch"}, "nonesuch"),
+    ],
+)
+def test_a_request_that_cannot_be_run_is_refused_before_anything_is_written(tmp_path, changes, said):
+    with pytest.raises(EvaluationError, match=said):
+        evaluate([A], ["chunked"], runs_dir=tmp_path / "runs", **(FAST | changes))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_cuda_without_a_gpu_says_how_to_go_on(tmp_path):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(EvaluationError, match="rooflane doctor"):
+        evaluate([A], ["chunked"], runs_dir=tmp_path, device="cuda")
+
+
+@pytest.mark.parametrize(("shapes", "candidates"), [([], ["chunked"]), ([A], []), ([A], ["chunked", "chunked"])])
+def test_an_empty_or_doubled_request_is_refused(tmp_path, shapes, candidates):
+    with pytest.raises(EvaluationError):
+        evaluate(shapes, candidates, runs_dir=tmp_path, **FAST)
+
+
+def test_the_parent_loads_neither_torch_nor_the_candidate(tmp_path):
+    mine = candidate(tmp_path, "mine", "return model(x, mask)", head="raise SystemExit('imported')")
+    script = (
+        "import sys\nfrom rooflane.eval import evaluate\nfrom rooflane.shapes import Shape\n"
+        f"run = evaluate([Shape('s', 64, 1024, 128, 4, 128, 4)], [{mine!r}], runs_dir={str(tmp_path / 'runs')!r}, "
+        f"max_call_s=1e-6, **{FAST!r})\nrun.summary()\nassert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def _alive(pid):
+    """Tell whether a process exists and is not a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return os.path.exists(f"/proc/{pid}")

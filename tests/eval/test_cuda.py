@@ -1,0 +1,67 @@
+"""The CUDA side of timing and of a run; needs a GPU."""
+
+import pytest
+import torch
+
+from rooflane.eval import ExitCode, evaluate
+from rooflane.eval.environment import describe_environment, gpu_telemetry
+from rooflane.eval.timing import CudaClock, estimate_ns
+from rooflane.shapes import Shape
+
+pytestmark = pytest.mark.gpu
+
+LAUNCHES = 50
+
+
+def many_small_kernels(x, mask):
+    """Submit work whose launches take far longer than the device needs."""
+    for _ in range(LAUNCHES):
+        x = x + 1
+    return x
+
+
+@pytest.fixture
+def case():
+    return torch.zeros(64, 64, device="cuda"), torch.ones(1, 1, dtype=torch.bool, device="cuda")
+
+
+def test_device_time_leaves_out_the_launch_gaps(case):
+    clock = CudaClock()
+    clock.window(many_small_kernels, [case] * 20)
+    events, host = clock.window(many_small_kernels, [case] * 20)
+    spans = clock.spans(many_small_kernels, [case] * 20, sorted(host)[10])
+    assert len(events) == len(host) == len(spans) == 20
+    assert min(events) > 0
+    assert sorted(spans)[10] < sorted(events)[10]
+    # 50 kernels of about 1.3 us each cannot take less than 25 us, nor more than the launches did.
+    assert 25_000 < sorted(spans)[10] < sorted(host)[10] * 2
+
+
+def test_the_estimate_counts_the_hosts_share(case):
+    assert estimate_ns(many_small_kernels, case, CudaClock()) > LAUNCHES * 1000
+
+
+def test_the_environment_names_gpu_and_driver():
+    facts = describe_environment("cuda")
+    assert facts["gpu"] == torch.cuda.get_device_name(0)
+    assert facts["driver"]
+    assert gpu_telemetry()["sm_mhz"] > 0
+
+
+@pytest.mark.slow
+def test_a_run_on_the_gpu(tmp_path):
+    shape = Shape("g", 4, 64, 64, 4, 64, 2)
+    run = evaluate(
+        [shape], ["dispatched"], processes=2, runs_dir=tmp_path, device="cuda", budget_s=0.2, compile_processes=1
+    )
+    rows = {record.key: record for record in run.records()}
+    assert {row.status for row in rows.values()} <= {"ok"}, [row.reason for row in rows.values()]
+    assert rows[0, "g", "compiled_reduce_overhead"].timing.clock == "cuda-events"
+    assert (1, "g", "compiled") not in rows
+    eager = rows[0, "g", "eager"]
+    assert eager.timing.device_ns
+    assert len(eager.timing.host_ns) == 4
+    assert eager.telemetry["before"]["sm_mhz"] > 0
+    summary = run.summary()
+    assert summary.exit_code() is ExitCode.COMPLETE
+    assert summary.row("g").measured_regime == "launch"
