@@ -1,0 +1,5 @@
+"""Start the command line: `python -m rooflane.eval`."""
+
+from rooflane.eval.cli import main
+
+main()

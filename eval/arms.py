@@ -1,0 +1,117 @@
+"""Arms: eager, controls and candidates of one shape, each on a model of its own with the same weights."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from rooflane.baseline import (
+    CONTROLS,
+    BaselineTransformer,
+    build_baseline,
+    config_of,
+    copy_model_weights,
+    generate_random_case,
+    torch_dtype,
+)
+from rooflane.eval.candidates import Plan, build_candidate, parse_candidate, plan_candidate
+from rooflane.eval.records import Kind, Status, Timing, Verification
+from rooflane.eval.verify import is_oom, one_line
+from rooflane.shapes import Shape
+
+if TYPE_CHECKING:
+    from rooflane.dispatch import Profile
+
+    Forward = Callable[[Tensor, Tensor | None], Tensor]
+
+CHUNKED_REFERENCE = "chunked_reference"
+
+
+@dataclass
+class Arm:
+    """One thing that is timed, with everything found out about it so far."""
+
+    name: str
+    kind: Kind
+    plan: Plan = field(default_factory=Plan)
+    forward: Forward | None = None
+    weights: nn.Module | None = None
+    status: Status = "ok"
+    reason: str = ""
+    setup_s: float | None = None
+    verification: Verification | None = None
+    timing: Timing | None = None
+    measured_peak_bytes: int | None = None
+
+    def fail(self, error: Exception, doing: str) -> None:
+        """Note that the arm raised, and let go of what it holds."""
+        self.status = "oom" if is_oom(error) else "error"
+        self.reason = f"{doing}: {type(error).__name__}: {one_line(error)}"
+        self.drop()
+
+    def drop(self) -> None:
+        """Let go of the built forward and its model."""
+        self.forward = self.weights = None
+
+
+def build_arm(
+    name: str, reference: BaselineTransformer, shape: Shape, device: torch.device, profile: Profile, rules: Any,
+    seed: int, *, call: bool = True,
+) -> Arm:
+    """Build a control or candidate on its own copy of the weights and make its first call; raises nothing.
+
+    `setup_s` runs from the build to the end of the first call, which is where compilation and capture happen;
+    `call=False` leaves that call out.
+    """
+    arm = Arm(name, "control" if name in CONTROLS else "candidate")
+    try:
+        if arm.kind == "control":
+            control = CONTROLS[name]
+            arm.plan = Plan(contract=control.contract, unsupported=control.supports(device.type))
+        else:
+            candidate = parse_candidate(name)
+            arm.plan = plan_candidate(candidate, shape, profile, rules)
+        if arm.plan.unsupported:
+            arm.status, arm.reason = "unsupported", arm.plan.unsupported
+            return arm
+        model = build_baseline(shape, device, seed)
+        copy_model_weights(reference, model)
+        before = perf_counter()
+        if arm.kind == "control":
+            arm.forward, arm.weights = control.build(model, shape, device), model
+        else:
+            arm.forward, arm.weights = build_candidate(candidate, arm.plan, model, shape, device)
+        if call:
+            first_call(arm.forward, shape, device, seed)
+        arm.setup_s = perf_counter() - before
+    except Exception as error:  # a candidate may raise anything; its row says what
+        arm.fail(error, "building it and calling it once")
+    return arm
+
+
+def first_call(forward: Forward, shape: Shape, device: torch.device, seed: int) -> float:
+    """Call a forward once on an ordinary input and return the seconds until the device was done."""
+    case = generate_random_case(config_of(shape), device, torch_dtype(shape.dtype), seed, shape.padding_ratio)
+    before = perf_counter()
+    with torch.inference_mode():
+        forward(*case)
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return perf_counter() - before
+
+
+def free_memory(device: torch.device) -> None:
+    """Drop compiled code, captured graphs and cached blocks of arms that are no longer held."""
+    # Without the reset, compiling the next shape counts against one recompile limit and ends in a fallback to eager.
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -1,0 +1,141 @@
+"""Questions about the device at hand: probe, profile, doctor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rooflane.eval.commands.output import (
+    AsJson,
+    ProfileName,
+    RulesFile,
+    ShapeFile,
+    console,
+    duration,
+    find_shapes,
+    print_json,
+    print_table,
+)
+from rooflane.eval.exit_codes import EvaluationError
+
+if TYPE_CHECKING:
+    from rooflane.eval.operations import ForwardProfile
+
+PLOT_SUFFIXES = (".svg", ".png")
+STATUS_STYLES = {"ok": "ok", "note": "[yellow]note[/]", "missing": "[red]missing[/]"}
+
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+
+
+def probe_command(
+    device: Device = "auto",
+    name: Annotated[str | None, typer.Option(help="Name of the profile; the device's own by default.")] = None,
+    save: Annotated[Path | None, typer.Option(metavar="FILE.toml", help="Write the profile, for --profile.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure this device (seconds) and state its limits as a profile."""
+    from rooflane.eval.environment import resolve_device
+    from rooflane.eval.probe import measure_profile
+
+    kind = resolve_device(device)
+    with console(stderr=True).status(f"measuring the {kind} device"):
+        profile = measure_profile(kind, name)
+    if save:
+        profile.save(save)
+        console(stderr=True).print(f"profile written to {save}; use it with --profile {save}")
+    if as_json:
+        print_json(profile.model_dump(mode="json"))
+        return
+    rows = [
+        (field, f"{figure.value:.5g} {figure.unit}", figure.mark, figure.source)
+        for field, figure in profile.figures().items()
+    ]
+    print_table(f"{profile.name}: {profile.title}", ("limit", "value", "mark", "source"), rows, left=("mark", "source"))
+
+
+def profile_command(
+    file: ShapeFile,
+    shape: Annotated[str | None, typer.Option(metavar="ID", help="Which shape of FILE; the first by default.")] = None,
+    arm: Annotated[
+        str, typer.Option(help="eager, a control, dispatched, FAMILY, FAMILY:key=value,... or FILE.py[:name].")
+    ] = "eager",
+    device: Device = "auto",
+    profile: ProfileName = "auto",
+    rules: RulesFile = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the roofline to an .svg or .png file.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Look inside one forward: time, FLOPs, bytes and place under the roofline, operation by operation."""
+    if plot and plot.suffix not in PLOT_SUFFIXES:
+        raise EvaluationError(f"{plot}: a plot is written as {' or '.join(PLOT_SUFFIXES)}; give such a name")
+    shapes = find_shapes(file, [shape] if shape else ())
+    from rooflane.eval.operations import profile_arm
+
+    measured = profile_arm(shapes[0], arm, device, profile, rules)
+    if plot:
+        from rooflane.eval.roofline_plot import plot_roofline
+
+        plot_roofline(measured, plot)
+        console(stderr=True).print(f"roofline drawn to {plot}")
+    if as_json:
+        print_json(measured.as_dict())
+    else:
+        _print_forward(measured)
+
+
+def _print_forward(measured: ForwardProfile) -> None:
+    """Print the operations, longest first, and what they add up to."""
+    rows = []
+    for operation in sorted(measured.operations, key=lambda operation: operation.seconds, reverse=True):
+        roof = operation.roof(measured.profile, measured.shape.dtype)
+        rows.append(
+            (
+                operation.name,
+                operation.kind,
+                str(operation.count),
+                duration(operation.seconds),
+                f"{operation.seconds / measured.busy_s:.1%}",
+                _scaled(operation.flops, 1e9),
+                _scaled(operation.bytes, 1e6),
+                _scaled(operation.flops_per_s, 1e12),
+                _scaled(operation.bytes_per_s, 1e12),
+                f"{roof[1]:.0%} of {roof[0]}" if roof else "-",
+            )
+        )
+    columns = ("operation", "kind", "count", "time", "share", "GFLOP", "MB", "TFLOP/s", "TB/s", "roof")
+    shape = measured.shape
+    title = f"{measured.arm} forward of shape {shape.id} ({shape.label()}) on {measured.profile.title}"
+    print_table(title, columns, rows, left=("kind",))
+    useful, wall = measured.baseline_flops, measured.wall_s
+    lines = [
+        f"{measured.kernels} operations and {measured.copies} device-to-device copies are busy for "
+        f"{duration(measured.busy_s)}; one call takes {duration(wall)} without the profiler.",
+        f"That is {useful / wall / 1e12:.3g} TFLOP/s for the {useful / 1e9:.4g} GFLOP of the baseline's products.",
+        "The times hold the profiler's own cost for each operation, so small operations look slower than they are.",
+    ]
+    if measured.note:
+        lines.append(f"Note: {measured.note}.")
+    print("\n".join(lines))
+
+
+def _scaled(value: float | None, unit: float) -> str:
+    return "-" if not value else f"{value / unit:.3g}"
+
+
+def doctor_command(as_json: AsJson = False) -> None:
+    """Check versions, GPU, clocks, compilers and where rooflane is imported from. Exit 1 when something is missing."""
+    from rooflane.eval.doctor import examine
+
+    findings = examine()
+    if as_json:
+        print_json([finding.as_dict() for finding in findings])
+    else:
+        rows = [(f.topic, STATUS_STYLES[f.status], f.detail, f.remedy or "-") for f in findings]
+        columns = ("topic", "status", "found", "what to do")
+        print_table("rooflane doctor", columns, rows, left=columns)
+    if any(finding.status == "missing" for finding in findings):
+        raise typer.Exit(1)

@@ -1,0 +1,203 @@
+"""The main job: `rooflane eval`, with its progress bar, its interruption and its exit code."""
+
+from __future__ import annotations
+
+import enum
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from rooflane.eval.commands.output import AsJson, RulesFile, console, find_shapes
+
+if TYPE_CHECKING:
+    from rooflane.eval import Event, Run
+
+REPORT_FILE = "report.md"
+PROFILE_FILE = "profile.toml"
+# What may stand beside --resume: how the result is shown, not how it is measured.
+RESUME_OPTIONS = {"resume", "as_json", "require", "accept_contract"}
+
+
+class Inputs(enum.StrEnum):
+    """Which input each timed call gets."""
+
+    FRESH = "fresh"
+    FIXED = "fixed"
+
+
+class Require(enum.StrEnum):
+    """What exit status 0 stands for."""
+
+    COMPLETE = "complete"
+    FASTER = "faster"
+
+
+def eval_command(
+    context: typer.Context,
+    file: Annotated[str | None, typer.Argument(metavar="FILE", help="Shape file; a shipped one by its name.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    profile: Annotated[
+        str, typer.Option(help="Device profile: a name, a TOML file, or auto; on a CPU auto measures this host first.")
+    ] = "auto",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="3 processes: intervals are shown, no verdict is claimed.")
+    ] = False,
+    processes: Annotated[int | None, typer.Option(help="Fresh processes each arm is measured in.  [8]")] = None,
+    shape: Annotated[list[str] | None, typer.Option(metavar="ID", help="Only this shape; repeatable.")] = None,
+    candidate: Annotated[
+        list[str] | None,
+        typer.Option(help="dispatched, FAMILY, FAMILY:key=value,... or FILE.py[:name]; repeatable.  [dispatched]"),
+    ] = None,
+    control: Annotated[
+        list[str] | None, typer.Option(help="Only this control, or none; repeatable.  [every control]")
+    ] = None,
+    rules: RulesFile = None,
+    inputs: Annotated[Inputs, typer.Option(help="A new input each timed call, or the organiser's one.")] = Inputs.FRESH,
+    budget: Annotated[float | None, typer.Option(help="Seconds of timing for each arm, shape and process.")] = None,
+    time_budget: Annotated[
+        float | None, typer.Option(help="Seconds for the whole run; what does not fit is listed.")
+    ] = None,
+    max_call_s: Annotated[float | None, typer.Option(help="Skip what is predicted to take longer a call.")] = None,
+    memory_cap: Annotated[float | None, typer.Option(help="Memory to keep within, in GB.")] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where run folders go.")] = Path("runs"),
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with an interrupted run.")] = None,
+    require: Annotated[Require, typer.Option(help="What exit status 0 stands for.")] = Require.COMPLETE,
+    accept_contract: Annotated[
+        bool, typer.Option("--accept-contract", help="Exit 0 although a candidate breaks a promise it declares.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Classify, route, verify, time and report every shape of FILE; the main job.
+
+    Exit status: 0 complete and correct, 2 a request that cannot be run, 10 slower and 12 not proven (with --require
+    faster), 20 incorrect, 21 a broken promise, 22 incomplete, 130 interrupted.
+    """
+    from rooflane.eval import evaluate
+    from rooflane.eval import resume as resume_run
+
+    if resume is not None:
+        _refuse_beside_resume(context)
+        with follow() as on_event:
+            run = resume_run(resume, on_event=on_event)
+        _finish(run, require, accept_contract, as_json)
+        return
+    if file is None:
+        raise typer.BadParameter("name a shape file, such as shapes/published.csv, or --resume a run", context)
+    shapes = find_shapes(file, shape or ())
+    settings: dict[str, Any] = {
+        "device": device,
+        "profile": profile,
+        "rules": rules,
+        "controls": () if control == ["none"] else control,
+        "processes": processes,
+        "quick": quick,
+        "inputs": inputs.value,
+        "budget_s": budget,
+        "time_budget_s": time_budget,
+        "max_call_s": max_call_s,
+        "memory_cap_bytes": None if memory_cap is None else int(memory_cap * 1e9),
+    }
+    settings = {name: value for name, value in settings.items() if value is not None}
+    with TemporaryDirectory() as folder:
+        probed = _probe_host(device, profile, Path(folder))
+        if probed:
+            settings["profile"] = str(probed)
+        with follow() as on_event:
+            run = evaluate(
+                shapes,
+                candidate or ["dispatched"],
+                runs_dir=out,
+                on_event=on_event,
+                command=shlex.join(["rooflane", *sys.argv[1:]]),
+                **settings,
+            )
+        if probed:
+            probed.rename(run.folder / PROFILE_FILE)
+    _finish(run, require, accept_contract, as_json)
+
+
+def _refuse_beside_resume(context: typer.Context) -> None:
+    """Refuse what would have no effect: a resumed run keeps the settings it was started with."""
+    given = [
+        name
+        for name in context.params
+        if name not in RESUME_OPTIONS and context.get_parameter_source(name).name == "COMMANDLINE"
+    ]
+    if given:
+        names = ", ".join(name.replace("_", "-") for name in given)
+        raise typer.BadParameter(
+            f"--resume goes on with the run's own shapes and settings; leave out: {names}", context
+        )
+
+
+def _probe_host(device: str, profile: str, folder: Path) -> Path | None:
+    """Measure this host and return the profile's file when a CPU is evaluated and no profile is named, else None."""
+    from rooflane.eval.environment import resolve_device
+
+    if profile != "auto" or resolve_device(device) != "cpu":
+        return None
+    from rooflane.eval.probe import measure_profile
+
+    with console(stderr=True).status("measuring this host, to predict from its own figures"):
+        measured = measure_profile("cpu")
+    path = folder / PROFILE_FILE
+    measured.save(path)
+    return path
+
+
+def _finish(run: Run, require: Require, accept_contract: bool, as_json: bool) -> None:
+    """Show the run, say what went wrong, write the report and leave with the run's exit status."""
+    from rooflane.eval import ExitCode, render_json, render_markdown, render_terminal
+
+    summary = run.summary()
+    if as_json:
+        print(render_json(summary))
+    else:
+        render_terminal(summary, console())
+    for problem in summary.problems():
+        print(problem, file=sys.stderr)
+    if run.interrupted:
+        print(run.resume_hint(), file=sys.stderr)
+        raise typer.Exit(ExitCode.INTERRUPTED)
+    report = run.folder / REPORT_FILE
+    report.write_text(render_markdown(summary), encoding="utf-8")
+    print(f"records and report: {run.folder} ({REPORT_FILE})", file=sys.stderr)
+    raise typer.Exit(summary.exit_code(require.value, accept_contract))
+
+
+@contextmanager
+def follow() -> Iterator[Callable[[Event], None]]:
+    """Show a run as it goes: a bar with the shape and arm at hand on a terminal, a line for each row elsewhere."""
+    screen = console(stderr=True)
+    if not screen.is_terminal:
+        yield _print_rows
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=screen, transient=True) as progress:
+        task = progress.add_task("starting", total=None)
+
+        def on_event(event: Event) -> None:
+            if event.kind == "note":
+                progress.console.print(event.text)
+            progress.update(task, completed=event.done, total=event.total, description=_place(event))
+
+        yield on_event
+
+
+def _print_rows(event: Event) -> None:
+    if event.kind in ("run", "row", "note"):
+        print(f"[{event.done}/{event.total}] {_place(event)}: {event.text}", file=sys.stderr, flush=True)
+
+
+def _place(event: Event) -> str:
+    """Return where a run is: process, shape, arm and stage, as far as the event names them."""
+    parts = [f"process {event.process + 1}/{event.processes}"]
+    parts += [f"shape {event.shape}"] if event.shape else []
+    return "  ".join([*parts, *filter(None, (event.arm, event.stage))])

@@ -1,0 +1,136 @@
+"""Questions answered from the profile alone, with no GPU and no torch: classify, route, families."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rooflane.dispatch import classify, load_profile, load_rules, route
+from rooflane.eval.commands.output import (
+    AsJson,
+    ProfileName,
+    RulesFile,
+    ShapeFile,
+    console,
+    duration,
+    find_shapes,
+    print_json,
+    print_table,
+    size,
+)
+from rooflane.families import load_families
+
+
+def classify_command(
+    file: ShapeFile,
+    profile: ProfileName = "auto",
+    as_json: AsJson = False,
+    save: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the prediction as JSON.")] = None,
+) -> None:
+    """Predict what limits each shape's eager forward: launch, bandwidth or compute, with the evidence."""
+    shapes = find_shapes(file)
+    device = load_profile(profile)
+    found = [classify(shape, device) for shape in shapes]
+    document = {"profile": device.model_dump(mode="json"), "shapes": [item.as_dict() for item in found]}
+    if save:
+        save.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        console(stderr=True).print(f"prediction for {len(found)} shapes on {device.name} written to {save}")
+    if as_json:
+        print_json(document)
+        return
+    rows = [
+        (
+            item.shape.id,
+            item.shape.label(),
+            item.regime + (" (borderline)" if item.borderline else ""),
+            f"{item.margin:.2f}",
+            str(item.device_ops),
+            duration(item.launch_s),
+            duration(item.compute_s),
+            duration(item.bandwidth_s),
+            duration(item.breakeven_dispatch_s),
+            size(item.peak_bytes),
+            duration(item.predicted_s),
+        )
+        for item in found
+    ]
+    title = (
+        f"{device.title}: {device.eager_dispatch.value:g} us an eager operation ({device.eager_dispatch.mark}), "
+        f"{device.memory.value:g} GB"
+    )
+    columns = [
+        "id",
+        "shape",
+        "regime",
+        "margin",
+        "ops",
+        "launch",
+        "compute",
+        "bandwidth",
+        "break-even",
+        "peak",
+        "eager",
+    ]
+    print_table(title, columns, rows, left=("shape", "regime"))
+
+
+def route_command(
+    file: ShapeFile,
+    profile: ProfileName = "auto",
+    rules: RulesFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say which rule and family serve each shape, and why every other one does not."""
+    shapes = find_shapes(file)
+    device, table = load_profile(profile), load_rules(rules)
+    routes = [route(shape, device, table) for shape in shapes]
+    if as_json:
+        print_json([item.as_dict() for item in routes])
+        return
+    print("\n\n".join(item.explain() for item in routes))
+
+
+def families_command(profile: ProfileName = "auto", as_json: AsJson = False, file: ShapeFile = "published.csv") -> None:
+    """List the families: which shapes of FILE each can build on the device, and why not the rest."""
+    shapes = find_shapes(file)
+    device = load_profile(profile)
+    rows = []
+    for name, spec in load_families().items():
+        refused: dict[str, list[str]] = {}
+        for shape in shapes:
+            reason = spec.supports(shape, device)
+            if reason:
+                refused.setdefault(reason, []).append(shape.id)
+        served = len(shapes) - sum(map(len, refused.values()))
+        rows.append(
+            {
+                "family": name,
+                "summary": spec.summary,
+                "contract": spec.contract,
+                "options": dict(spec.options),
+                "serves": served,
+                "of": len(shapes),
+                "refused": [{"reason": reason, "shapes": ids} for reason, ids in refused.items()],
+            }
+        )
+    if as_json:
+        print_json(rows)
+        return
+    print_table(
+        f"{device.title}, shapes of {file}",
+        ("family", "serves", "what it does", "options", "why not the rest"),
+        [
+            (
+                row["family"],
+                f"{row['serves']} of {row['of']}",
+                row["summary"] + (f" (does not keep: {row['contract']})" if row["contract"] else ""),
+                "\n".join(f"{option}: {meaning}" for option, meaning in row["options"].items()) or "-",
+                "\n".join(f"{', '.join(item['shapes'])}: {item['reason']}" for item in row["refused"]) or "-",
+            )
+            for row in rows
+        ],
+        left=("what it does", "options", "why not the rest"),
+    )

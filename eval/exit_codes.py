@@ -1,0 +1,23 @@
+"""What the command line's exit status means; 2 is reserved for usage and never means anything else."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """One code per outcome, so that CI can tell a wrong output from a slow one and from a typing error."""
+
+    COMPLETE = 0  # every planned row is there and every output correct (or the required verdict holds)
+    ERROR = 1  # an unexpected exception
+    USAGE = 2  # a request that cannot be run
+    SLOWER = 10  # --require faster: the whole interval lies below the null's floor
+    INCONCLUSIVE = 12  # --require faster: the interval does not clear the floor, or no verdict is claimed
+    INCORRECT = 20  # a candidate's output failed a check
+    CONTRACT = 21  # correct, but a built forward breaks a promise it owes its caller
+    INCOMPLETE = 22  # a row is missing, or an arm raised, ran out of memory or took its worker with it
+    INTERRUPTED = 130  # Ctrl-C; what was measured is kept
+
+
+class EvaluationError(ValueError):
+    """A request that cannot be evaluated; the text is one paragraph: what, where and how to mend it."""

@@ -1,0 +1,149 @@
+"""The gate: the one tolerance every output is held to, and how close to it an output came."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ATOL = 0.002
+RTOL = 0.02
+
+TILE = 128
+# Elements compared at a time: bounds the temporaries to about 10 x 64 MB, whatever the output's size.
+CHUNK_ELEMENTS = 1 << 24
+
+
+class GateResult(BaseModel):
+    """One comparison: elements failed, the worst errors, and the use of tolerance (above 1 fails).
+
+    `use` is the largest over elements of `min(e / atol, e / (rtol |ref|))`, infinite where a value is not finite.
+    A tile is 128 tokens x 128 columns; the worst one is that with the largest share of failing elements, then the
+    largest mean error, so a local fault shows that a global figure would hide.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
+
+    passed: bool
+    total: int
+    failed: int
+    max_abs: float
+    max_rel: float
+    use: float
+    worst_index: tuple[int, ...] = ()
+    out_at_worst: float = 0.0
+    ref_at_worst: float = 0.0
+    worst_tile: tuple[int, int] = (0, 0)
+    worst_tile_failed_share: float = 0.0
+    worst_tile_mean_abs: float = 0.0
+    dtype: str = ""
+    device: str = ""
+    reason: str = ""
+
+
+def check_gate(out: Tensor, ref: Tensor, atol: float = ATOL, rtol: float = RTOL) -> GateResult:
+    """Compare an output with its reference element by element.
+
+    An element passes when both values are finite and `|out - ref| <= atol` or `|out - ref| <= rtol |ref|`, both
+    inclusive; a different shape fails every element. Errors are taken in float32, in float64 if either side is.
+    """
+    import torch
+
+    names = {"dtype": str(out.dtype).removeprefix("torch."), "device": str(out.device)}
+    if out.shape != ref.shape or ref.numel() == 0:
+        wrong = f"output has shape {tuple(out.shape)}, the reference {tuple(ref.shape)}"
+        return GateResult(
+            passed=False, total=ref.numel(), failed=ref.numel(), max_abs=math.inf, max_rel=math.inf, use=math.inf,
+            reason=wrong, **names,
+        )
+    width = ref.shape[-1] if ref.dim() else 1
+    out_rows, ref_rows = out.reshape(-1, width), ref.reshape(-1, width)
+    wide = torch.float64 if torch.float64 in (out.dtype, ref.dtype) else torch.float32
+    step = max(TILE, CHUNK_ELEMENTS // width // TILE * TILE)
+    failed, max_rel, use = 0, 0.0, 0.0
+    worst = (-1.0, 0, 0.0, 0.0)  # error, flat index, out, ref
+    tile = (-1.0, -1.0, (0, 0))  # failed share, mean error, (row, column) of the tile
+    for start in range(0, ref_rows.shape[0], step):
+        a, b = out_rows[start : start + step].to(wide), ref_rows[start : start + step].to(wide)
+        finite = torch.isfinite(a) & torch.isfinite(b)
+        error = torch.where(finite, (a - b).abs(), math.inf)
+        size = b.abs()
+        passed = finite & ((error <= atol) | (error <= rtol * size))
+        failed += int((~passed).sum())
+        # The smaller quotient is the one that lets an element pass; 0 / 0 uses nothing.
+        share = torch.where(error == 0, 0.0, torch.minimum(error / atol, error / (rtol * size)))
+        use = max(use, float(torch.where(finite, share, math.inf).max()))
+        max_rel = max(max_rel, float((error / size.clamp_min(1e-12)).max()))
+        flat = int(error.argmax())
+        top = float(error.flatten()[flat])
+        if top > worst[0]:
+            worst = (top, start * width + flat, float(a.flatten()[flat]), float(b.flatten()[flat]))
+        candidate = _worst_tile(error, ~passed, start)
+        tile = max(tile, candidate)
+    return GateResult(
+        passed=failed == 0,
+        total=ref.numel(),
+        failed=failed,
+        max_abs=worst[0],
+        max_rel=max_rel,
+        use=use,
+        worst_index=_unravel(worst[1], tuple(ref.shape)),
+        out_at_worst=worst[2],
+        ref_at_worst=worst[3],
+        worst_tile=tile[2],
+        worst_tile_failed_share=tile[0],
+        worst_tile_mean_abs=tile[1],
+        **names,
+    )
+
+
+def merge_gates(results: list[GateResult]) -> GateResult:
+    """Return one result for several comparisons: counts add up, the worst figures are kept."""
+    worst = max(results, key=lambda result: result.use)
+    tile = max(results, key=lambda result: (result.worst_tile_failed_share, result.worst_tile_mean_abs))
+    return worst.model_copy(
+        update={
+            "passed": all(result.passed for result in results),
+            "total": sum(result.total for result in results),
+            "failed": sum(result.failed for result in results),
+            "max_abs": max(result.max_abs for result in results),
+            "max_rel": max(result.max_rel for result in results),
+            "worst_tile": tile.worst_tile,
+            "worst_tile_failed_share": tile.worst_tile_failed_share,
+            "worst_tile_mean_abs": tile.worst_tile_mean_abs,
+            "reason": next((result.reason for result in results if result.reason), ""),
+        }
+    )
+
+
+def _worst_tile(error: Tensor, failing: Tensor, first_row: int) -> tuple[float, float, tuple[int, int]]:
+    """Return failing share, mean error and position of the worst tile of a block of rows."""
+    import torch
+    from torch.nn.functional import pad
+
+    rows, columns = error.shape
+    grid = (-(-rows // TILE), -(-columns // TILE))
+    margin = (0, grid[1] * TILE - columns, 0, grid[0] * TILE - rows)
+
+    def per_tile(values: Tensor) -> Tensor:
+        return pad(values.to(error.dtype), margin).view(grid[0], TILE, grid[1], TILE).sum(dim=(1, 3))
+
+    inside = per_tile(torch.ones_like(error))
+    shares, means = per_tile(failing) / inside, per_tile(error) / inside
+    top = shares.max()
+    at = int(torch.where(shares == top, means, -1.0).argmax())
+    row, column = divmod(at, grid[1])
+    return float(top), float(means.flatten()[at]), (first_row // TILE + row, column)
+
+
+def _unravel(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the index of a flat position in a tensor of that shape."""
+    index: list[int] = []
+    for size in reversed(shape):
+        flat, rest = divmod(flat, size)
+        index.append(rest)
+    return tuple(reversed(index))

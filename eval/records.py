@@ -1,0 +1,221 @@
+"""Records: one JSON line per shape, arm and process, and the run folder they lie in."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rooflane.eval.exit_codes import EvaluationError
+from rooflane.eval.gate import GateResult
+from rooflane.shapes import Shape
+
+SCHEMA_VERSION = 1
+RUN_FILE = "run.json"
+RECORDS_FILE = "records.jsonl"
+
+EAGER = "eager"
+COMPILED_PREFIX = "compiled"
+INFEASIBLE = "infeasible"
+
+Status = Literal["ok", "incorrect", "error", "oom", "unsupported", "infeasible", "skipped"]
+Kind = Literal["baseline", "control", "candidate", "reference"]
+Key = tuple[int, str, str]
+
+_CONFIG = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
+
+
+class TruthCheck(BaseModel):
+    """One input on which both sides are compared with fp64: the gate, or an error within `factor` of eager's own."""
+
+    model_config = _CONFIG
+
+    name: str
+    passed: bool
+    gate: GateResult
+    eager_max_abs: float
+    factor: float
+    rows: str = Field(description="the part of the batch that was compared")
+
+
+class Verification(BaseModel):
+    """Everything checked about one arm's outputs in one process."""
+
+    model_config = _CONFIG
+
+    status: Status
+    reason: str = ""
+    trials: int = 0
+    gate: GateResult | None = None
+    ragged: dict[str, GateResult] = {}
+    truth: list[TruthCheck] = []
+    contract: list[str] = Field(default=[], description="promises to the caller that were seen broken")
+    notes: list[str] = []
+
+
+class Timing(BaseModel):
+    """Raw nanoseconds of one arm in one process: `[round][call]`, `device_ns` one value per call."""
+
+    model_config = _CONFIG
+
+    clock: Literal["cuda-events", "perf-counter", "synthetic"]
+    event_ns: list[list[int]]
+    host_ns: list[list[int]] = []
+    device_ns: list[int] = []
+    warmups: int
+    repeats: int
+    shrunk: bool = Field(description="the counts were reduced to keep to the time budget")
+    inputs: Literal["fresh", "fixed"]
+    valid_tokens: float = Field(description="tokens of one call that are not padding, the mean over the inputs")
+    elements_total: int | None = Field(
+        default=None, description="of the chunked reference: batch elements of the shape; event_ns has those timed"
+    )
+
+
+class Record(BaseModel):
+    """One arm on one shape in one process; reports are made from these alone."""
+
+    model_config = _CONFIG
+
+    schema_version: int = SCHEMA_VERSION
+    run: str
+    process: int
+    shape: dict[str, Any]
+    arm: str
+    kind: Kind
+    status: Status
+    reason: str = ""
+    family: str = ""
+    rule: str = ""
+    options: dict[str, Any] = {}
+    contract: str = ""
+    verification: Verification | None = None
+    timing: Timing | None = None
+    setup_s: float | None = None
+    predicted_s: float | None = None
+    predicted_peak_bytes: int | None = None
+    measured_peak_bytes: int | None = None
+    seeds: dict[str, int] = {}
+    telemetry: dict[str, Any] = {}
+    environment: dict[str, Any] = {}
+    measured_at: str = ""
+
+    @property
+    def shape_id(self) -> str:
+        """The shape's name."""
+        return self.shape["id"]
+
+    @property
+    def key(self) -> Key:
+        """What identifies a row; of two rows with one key, the later one counts."""
+        return self.process, self.shape_id, self.arm
+
+
+class Prediction(BaseModel):
+    """What was predicted of one shape before any of it ran."""
+
+    model_config = _CONFIG
+
+    shape: str
+    classification: dict[str, Any]
+    candidates: dict[str, dict[str, Any]]
+
+
+class RunMeta(BaseModel):
+    """The run's own page: settings, shapes, predictions and the profile they were made with."""
+
+    model_config = _CONFIG
+
+    schema_version: int = SCHEMA_VERSION
+    id: str
+    started_at: str
+    command: str
+    rooflane_version: str
+    settings: dict[str, Any]
+    device: str
+    seed: int
+    shapes: list[dict[str, Any]]
+    candidates: list[str]
+    controls: list[str]
+    profile: dict[str, Any]
+    price_per_hour: float | None
+    predictions: list[Prediction]
+
+    def shape_list(self) -> list[Shape]:
+        """Return the run's shapes, in file order."""
+        return [Shape(**fields) for fields in self.shapes]
+
+    def planned(self, process: int, shape_id: str) -> tuple[str, ...]:
+        """Return the arms that owe a row in a process, in the order they are built; controls only where eager fits."""
+        if self.prediction(shape_id).classification["regime"] == INFEASIBLE:
+            return (EAGER, *self.candidates)
+        compiles = process < self.settings["compile_processes"]
+        controls = [name for name in self.controls if compiles or not name.startswith(COMPILED_PREFIX)]
+        return (EAGER, *self.candidates, *controls)
+
+    def prediction(self, shape_id: str) -> Prediction:
+        """Return what was predicted of a shape."""
+        return next(prediction for prediction in self.predictions if prediction.shape == shape_id)
+
+
+def append_records(path: Path, records: Iterable[Record]) -> None:
+    """Append rows to a record file and wait for the disk.
+
+    All rows go in one write, so an interruption leaves whole rows and at most one torn line at the end; a torn line
+    left by an earlier interruption is ended first.
+    """
+    text = "".join(record.model_dump_json() + "\n" for record in records)
+    with path.open("ab+") as file:
+        if file.tell() and not _ends_with_newline(file):
+            text = "\n" + text
+        file.write(text.encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_records(path: Path) -> list[Record]:
+    """Read a record file; of rows with one key the later one is kept, at the place of the first.
+
+    A torn line (no newline followed it when it was written) is dropped. Raises `EvaluationError` on any other line
+    that is no record.
+    """
+    if not path.exists():
+        return []
+    rows: dict[Key, Record] = {}
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = Record.model_validate_json(line)
+        except ValidationError as error:
+            if _is_torn(line):
+                continue
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"])) or "the line"
+            raise EvaluationError(
+                f"{path}:{number}: not a record of this version ({place}: {first['msg']}); "
+                f"read it with the rooflane that wrote it, or remove the line"
+            ) from None
+        rows[record.key] = record
+    return list(rows.values())
+
+
+def _is_torn(line: bytes) -> bool:
+    """Tell whether a line stops before its JSON object does."""
+    import json
+
+    try:
+        json.loads(line)
+    except ValueError:
+        return True
+    return False
+
+
+def _ends_with_newline(file: Any) -> bool:
+    """Tell whether the last byte of an open binary file is a newline."""
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) == b"\n"

@@ -1,0 +1,105 @@
+"""Settings of a run, and the job a worker gets: what the parent hands to a fresh process, as JSON."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from rooflane.eval.exit_codes import EvaluationError
+
+QUICK_PROCESSES = 3
+# What a device gets where the caller says nothing. A predicted GPU call above a minute is hardly a benchmark, and a
+# CPU run must end today; three processes of compiled controls give an interval, and each has to compile anew.
+DEFAULTS = {
+    "cpu": {"budget_s": 1.0, "max_call_s": 5.0, "compile_processes": 3},
+    "cuda": {"budget_s": 2.0, "max_call_s": 60.0, "compile_processes": 3},
+}
+# A quick run on a CPU is a first look: with its set-up it must end within ten minutes on two cores.
+QUICK_CPU = {"budget_s": 0.5, "compile_processes": 1, "time_budget_s": 420.0}
+
+
+class Settings(BaseModel):
+    """How a run measures; every field is written into `run.json`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    device: str = "auto"
+    profile: str = "auto"
+    rules: str | None = None
+    processes: int = Field(default=8, ge=1)
+    quick: bool = Field(default=False, description="intervals are shown, no verdict is claimed")
+    inputs: Literal["fresh", "fixed"] = "fresh"
+    controls: tuple[str, ...] | None = None
+    compile_processes: int | None = Field(default=None, ge=0, description="processes that time the compiled controls")
+    rounds: int = Field(default=4, ge=2, multiple_of=2)
+    warmups: int = Field(default=20, ge=1)
+    repeats: int = Field(default=100, ge=1)
+    trials: int = Field(default=5, ge=1)
+    budget_s: float | None = Field(default=None, gt=0, description="timing seconds per arm, shape and process")
+    max_call_s: float | None = Field(default=None, gt=0, description="a slower predicted call is not run")
+    time_budget_s: float | None = Field(default=None, gt=0, description="seconds for the whole run")
+    reference_budget_s: float = Field(default=120.0, gt=0, description="seconds for the chunked reference of a shape")
+    memory_cap_bytes: int | None = Field(default=None, gt=0)
+    arm_timeout_s: float = Field(default=900.0, gt=0, description="a worker silent for longer is ended")
+    seed: int | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _quick_counts(cls, values: Any) -> Any:
+        """Let `quick` choose the processes where the caller did not."""
+        if isinstance(values, dict) and values.get("quick"):
+            values = {"processes": QUICK_PROCESSES, **values}
+        return values
+
+    def on_device(self, device: str) -> Settings:
+        """Return the settings with the device's own defaults where the caller left a field open."""
+        defaults = DEFAULTS[device] | (QUICK_CPU if self.quick and device == "cpu" else {})
+        return self.model_copy(
+            update={name: value for name, value in defaults.items() if getattr(self, name) is None}
+        )
+
+
+def make_settings(**values: Any) -> Settings:
+    """Return settings from keyword arguments; raises `EvaluationError` naming the field and what it accepts."""
+    try:
+        return Settings(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        known = ", ".join(Settings.model_fields)
+        hint = f"; settings are: {known}" if first["type"] == "extra_forbidden" else ""
+        raise EvaluationError(f"setting {name}: {first['msg']}, got {first['input']!r}{hint}") from None
+
+
+class ShapeTodo(BaseModel):
+    """One shape still to be measured in a process, and the arms wanted of it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    shape: dict[str, Any]
+    arms: tuple[str, ...]
+    oversize: bool
+
+
+class Job(BaseModel):
+    """Everything a worker needs."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    run: str
+    process: int
+    seed: int
+    device: Literal["cpu", "cuda"]
+    settings: Settings
+    profile: dict[str, Any]
+    candidates: tuple[str, ...]
+    todo: tuple[ShapeTodo, ...]
+    deadline_s: float | None = Field(description="seconds this process may take; None for no limit")
+
+
+def derive_seed(*parts: object) -> int:
+    """Return a seed below 2^48 that depends on every part and cannot be guessed without the run's secret seed."""
+    text = "\0".join(map(str, parts))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")

@@ -1,0 +1,137 @@
+"""Truth: the forward in float64 on part of the batch, and the inputs on which both sides are judged against it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from math import isfinite
+
+import torch
+from torch import Tensor, nn
+
+from rooflane.baseline import BaselineTransformer, chunked_reference, config_of, generate_random_case, torch_dtype
+from rooflane.eval.gate import check_gate
+from rooflane.eval.records import TruthCheck
+from rooflane.shapes import Shape
+
+Forward = Callable[[Tensor, Tensor | None], Tensor]
+
+# The worst error allowed, in units of the eager baseline's own: on stress inputs (DESIGN, stress verdict), and on
+# any input of a half-precision model.
+STRESS_FACTOR = 2.0
+HALF_FACTOR = 1.5
+
+SHARPEN = 8.0
+SPIKE = 30.0
+SPIKE_EVERY = 1021  # a prime, so that spikes do not fall into one column
+
+# What fp64 may cost: FLOPs at the slowest rates we meet (CPU cores: 20 GFLOP/s; GPUs with 1/64 rate: 1 TFLOP/s).
+TRUTH_FLOPS = {"cpu": 2e9, "cuda": 2e11}
+TRUTH_SCRATCH_BYTES = 1 << 30
+TRUTH_INPUT_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Stress:
+    """One stress input: how it is drawn and whether attention is sharpened through the weights."""
+
+    name: str
+    scale: float = 1.0
+    sharpen: bool = False
+    spikes: bool = False
+
+
+# Scaling weights sharpens attention; scaling inputs does not, since the residual stream swamps each block.
+STRESSES = (
+    Stress("q_proj x 8", sharpen=True),
+    Stress("input x 0.1", scale=0.1),
+    Stress("input x 3", scale=3.0),
+    Stress("spikes", spikes=True),
+)
+
+
+class Truth:
+    """The float64 forward of a model on chosen rows of the batch; sequences are independent of each other.
+
+    As many rows as the FLOP and memory bounds above allow are compared, spread evenly, first and last included.
+    """
+
+    def __init__(self, model: BaselineTransformer, shape: Shape, device: torch.device) -> None:
+        self._model = copy.deepcopy(model).double()
+        # 2 FLOPs a multiply-add: 4 square and 2 feed-forward projections a token, two products over S keys.
+        per_row = 2 * shape.num_layers * shape.seq_len * (
+            4 * shape.d_model**2 + 2 * shape.d_model * shape.ffn_dim + 2 * shape.seq_len * shape.d_model
+        )
+        input_bytes = 8 * shape.seq_len * shape.d_model
+        affordable = min(TRUTH_FLOPS[device.type] / per_row, TRUTH_INPUT_BYTES / input_bytes)
+        count = max(1, min(shape.batch_size, int(affordable)))
+        last = shape.batch_size - 1
+        picks = sorted({round(index * last / max(1, count - 1)) for index in range(count)})
+        self.rows = torch.tensor(picks, device=device)
+        self.label = "all rows" if len(picks) == shape.batch_size else f"{len(picks)} of {shape.batch_size} rows"
+
+    def __call__(self, x: Tensor, mask: Tensor) -> Tensor:
+        """Return the float64 output `[rows, S, D]` of the chosen rows."""
+        return chunked_reference(
+            self._model, x[self.rows].double(), mask[self.rows], budget_bytes=TRUTH_SCRATCH_BYTES
+        )
+
+    @contextmanager
+    def sharpened(self) -> Iterator[None]:
+        """Scale the model's query projections for the time of the block."""
+        with sharpened(self._model):
+            yield
+
+
+def judge(name: str, out: Tensor, eager: Tensor, true: Tensor, factor: float, label: str) -> TruthCheck:
+    """Compare a candidate's and eager's output rows with the truth.
+
+    Passes when every element passes the gate, or the worst error is at most `factor` times eager's own; a value
+    that is not finite fails either way.
+    """
+    mine, own = check_gate(out, true), check_gate(eager, true)
+    passed = mine.passed or (isfinite(mine.max_abs) and mine.max_abs <= factor * own.max_abs)
+    return TruthCheck(name=name, passed=passed, gate=mine, eager_max_abs=own.max_abs, factor=factor, rows=label)
+
+
+def run_stress(
+    stress: Stress, forward: Forward, weights: nn.Module, reference: BaselineTransformer, truth: Truth, shape: Shape,
+    device: torch.device, seed: int,
+) -> TruthCheck:
+    """Run one stress input through candidate, eager and truth.
+
+    Sharpening scales the query projections in place on all three and puts them back, so a candidate that packs
+    its weights must notice both changes.
+    """
+    x, mask = generate_random_case(
+        config_of(shape), device, torch_dtype(shape.dtype), seed, shape.padding_ratio, stress.scale
+    )
+    if stress.spikes:
+        x.flatten()[::SPIKE_EVERY] *= SPIKE
+    with ExitStack() as scaled:
+        if stress.sharpen:
+            for model in (sharpened(weights), sharpened(reference), truth.sharpened()):
+                scaled.enter_context(model)
+        with torch.inference_mode():
+            out = forward(x, mask)[truth.rows]
+            eager = reference(x, mask)[truth.rows]
+            true = truth(x, mask)
+    return judge(stress.name, out, eager, true, STRESS_FACTOR, truth.label)
+
+
+@contextmanager
+def sharpened(model: nn.Module) -> Iterator[None]:
+    """Multiply every query projection of a model in place by 8, and put the exact values back afterwards."""
+    with torch.no_grad():
+        queries = [parameter for name, parameter in model.named_parameters() if "q_proj" in name]
+        kept = [parameter.clone() for parameter in queries]
+        for parameter in queries:
+            parameter.mul_(SHARPEN)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, value in zip(queries, kept, strict=True):
+                parameter.copy_(value)
