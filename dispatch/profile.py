@@ -108,6 +108,11 @@ class Profile(BaseModel):
         return round(self.cache.si)
 
     @property
+    def units(self) -> int:
+        """Multiprocessors of a GPU, cores of a CPU."""
+        return round(self.sm_count.value)
+
+    @property
     def copy_bytes_per_s(self) -> float:
         """Memory traffic of a large copy, read plus write."""
         return self.copy_rate.si

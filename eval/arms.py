@@ -62,8 +62,15 @@ class Arm:
 
 
 def build_arm(
-    name: str, reference: BaselineTransformer, shape: Shape, device: torch.device, profile: Profile, rules: Any,
-    seed: int, *, call: bool = True,
+    name: str,
+    reference: BaselineTransformer,
+    shape: Shape,
+    device: torch.device,
+    profile: Profile,
+    rules: Any,
+    seed: int,
+    *,
+    call: bool = True,
 ) -> Arm:
     """Build a control or candidate on its own copy of the weights and make its first call; raises nothing.
 

@@ -108,7 +108,9 @@ def render_comparison(comparison: Comparison, console: Console) -> None:
 
     table = Table(
         title=f"A = {comparison.a}, B = {comparison.b}: B's event time over A's ({comparison.method})",
-        title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
     )
     for column in ("id", "A ms", "B ms", "ratio [95%]", "A is"):
         table.add_column(column, justify="left" if column in ("id", "A is") else "right")

@@ -139,9 +139,7 @@ def _nvml(read: Any) -> Any:
         uuid = getattr(torch.cuda.get_device_properties(0), "uuid", None) if torch.cuda.is_available() else None
         # NVML ignores CUDA_VISIBLE_DEVICES, so the index alone may name another GPU.
         handle = (
-            pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
-            if uuid
-            else pynvml.nvmlDeviceGetHandleByIndex(0)
+            pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode()) if uuid else pynvml.nvmlDeviceGetHandleByIndex(0)
         )
         return read(pynvml, handle)
     except pynvml.NVMLError:

@@ -57,8 +57,14 @@ def check_gate(out: Tensor, ref: Tensor, atol: float = ATOL, rtol: float = RTOL)
     if out.shape != ref.shape or ref.numel() == 0:
         wrong = f"output has shape {tuple(out.shape)}, the reference {tuple(ref.shape)}"
         return GateResult(
-            passed=False, total=ref.numel(), failed=ref.numel(), max_abs=math.inf, max_rel=math.inf, use=math.inf,
-            reason=wrong, **names,
+            passed=False,
+            total=ref.numel(),
+            failed=ref.numel(),
+            max_abs=math.inf,
+            max_rel=math.inf,
+            use=math.inf,
+            reason=wrong,
+            **names,
         )
     width = ref.shape[-1] if ref.dim() else 1
     out_rows, ref_rows = out.reshape(-1, width), ref.reshape(-1, width)

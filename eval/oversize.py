@@ -43,7 +43,12 @@ class OversizePlan:
 
 
 def measure_oversize(
-    arm: Arm, model: BaselineTransformer, shape: Shape, device: torch.device, clock: Clock, plan: OversizePlan,
+    arm: Arm,
+    model: BaselineTransformer,
+    shape: Shape,
+    device: torch.device,
+    clock: Clock,
+    plan: OversizePlan,
     on_stage: Callable[[str], None],
 ) -> Arm:
     """Verify and time a built candidate, in place; return the reference's own arm with its time per element.
@@ -77,8 +82,14 @@ def measure_oversize(
     del out
     reference = Arm(CHUNKED_REFERENCE, "reference")
     reference.timing = Timing(
-        clock=clock.name, event_ns=[times], warmups=0, repeats=len(times), shrunk=len(times) < shape.batch_size,
-        inputs="fresh", valid_tokens=int(mask.sum()), elements_total=shape.batch_size,
+        clock=clock.name,
+        event_ns=[times],
+        warmups=0,
+        repeats=len(times),
+        shrunk=len(times) < shape.batch_size,
+        inputs="fresh",
+        valid_tokens=int(mask.sum()),
+        elements_total=shape.batch_size,
     )
     if arm.status == "ok":
         on_stage("time")
@@ -126,7 +137,13 @@ def _scratch_bytes(x: Tensor) -> int:
 
 
 def _compare(
-    out: Tensor, x: Tensor, mask: Tensor, model: BaselineTransformer, shape: Shape, clock: Clock, plan: OversizePlan,
+    out: Tensor,
+    x: Tensor,
+    mask: Tensor,
+    model: BaselineTransformer,
+    shape: Shape,
+    clock: Clock,
+    plan: OversizePlan,
     on_stage: Callable[[str], None],
 ) -> tuple[list[GateResult], list[int], list[str]]:
     """Gate an output against the chunked reference; return results, reference nanoseconds per element, notes."""
@@ -156,7 +173,9 @@ def _compare(
             on_stage("reference")
             with torch.inference_mode():
                 ref = chunked_reference(
-                    model, x[element : element + 1, :rows], mask[element : element + 1, :rows],
+                    model,
+                    x[element : element + 1, :rows],
+                    mask[element : element + 1, :rows],
                     budget_bytes=scratch,
                 )
             gates.append(check_gate(out[element : element + 1, :rows], ref))
@@ -177,8 +196,14 @@ def _time(arm: Arm, x: Tensor, mask: Tensor, shape: Shape, clock: Clock, plan: O
         events += event
         hosts += host
     return Timing(
-        clock=clock.name, event_ns=[events], host_ns=[hosts] if hosts else [], warmups=1, repeats=len(events),
-        shrunk=True, inputs="fresh", valid_tokens=int(mask.sum()),
+        clock=clock.name,
+        event_ns=[events],
+        host_ns=[hosts] if hosts else [],
+        warmups=1,
+        repeats=len(events),
+        shrunk=True,
+        inputs="fresh",
+        valid_tokens=int(mask.sum()),
     )
 
 

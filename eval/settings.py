@@ -56,9 +56,7 @@ class Settings(BaseModel):
     def on_device(self, device: str) -> Settings:
         """Return the settings with the device's own defaults where the caller left a field open."""
         defaults = DEFAULTS[device] | (QUICK_CPU if self.quick and device == "cpu" else {})
-        return self.model_copy(
-            update={name: value for name, value in defaults.items() if getattr(self, name) is None}
-        )
+        return self.model_copy(update={name: value for name, value in defaults.items() if getattr(self, name) is None})
 
 
 def make_settings(**values: Any) -> Settings:

@@ -61,8 +61,11 @@ class Truth:
     def __init__(self, model: BaselineTransformer, shape: Shape, device: torch.device) -> None:
         self._model = copy.deepcopy(model).double()
         # 2 FLOPs a multiply-add: 4 square and 2 feed-forward projections a token, two products over S keys.
-        per_row = 2 * shape.num_layers * shape.seq_len * (
-            4 * shape.d_model**2 + 2 * shape.d_model * shape.ffn_dim + 2 * shape.seq_len * shape.d_model
+        per_row = (
+            2
+            * shape.num_layers
+            * shape.seq_len
+            * (4 * shape.d_model**2 + 2 * shape.d_model * shape.ffn_dim + 2 * shape.seq_len * shape.d_model)
         )
         input_bytes = 8 * shape.seq_len * shape.d_model
         affordable = min(TRUTH_FLOPS[device.type] / per_row, TRUTH_INPUT_BYTES / input_bytes)
@@ -74,9 +77,7 @@ class Truth:
 
     def __call__(self, x: Tensor, mask: Tensor) -> Tensor:
         """Return the float64 output `[rows, S, D]` of the chosen rows."""
-        return chunked_reference(
-            self._model, x[self.rows].double(), mask[self.rows], budget_bytes=TRUTH_SCRATCH_BYTES
-        )
+        return chunked_reference(self._model, x[self.rows].double(), mask[self.rows], budget_bytes=TRUTH_SCRATCH_BYTES)
 
     @contextmanager
     def sharpened(self) -> Iterator[None]:
@@ -97,8 +98,14 @@ def judge(name: str, out: Tensor, eager: Tensor, true: Tensor, factor: float, la
 
 
 def run_stress(
-    stress: Stress, forward: Forward, weights: nn.Module, reference: BaselineTransformer, truth: Truth, shape: Shape,
-    device: torch.device, seed: int,
+    stress: Stress,
+    forward: Forward,
+    weights: nn.Module,
+    reference: BaselineTransformer,
+    truth: Truth,
+    shape: Shape,
+    device: torch.device,
+    seed: int,
 ) -> TruthCheck:
     """Run one stress input through candidate, eager and truth.
 

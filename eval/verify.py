@@ -193,7 +193,8 @@ def _ragged(bench: _Bench, found: dict[str, object]) -> None:
     """Check ragged padding, a full and a one-token sequence, masks with holes, and no mask at all."""
     ragged: dict[str, GateResult] = {}
     found["ragged"] = ragged
-    x, mask = bench.draw(100, RAGGED_PADDING)
+    _, mask = bench.draw(100, RAGGED_PADDING)
+    # Never zeroed rows without a mask: LayerNorm blows their rounding up, and TF32 eager itself strays there.
     full, _ = bench.draw(100, 0.0)
     mask[0] = True
     single = mask.clone()
@@ -207,7 +208,7 @@ def _ragged(bench: _Bench, found: dict[str, object]) -> None:
         f"padding {RAGGED_PADDING:g}": (full * mask[:, :, None], mask),
         "one token": (full * single[:, :, None], single),
         "holes": (full, holes),
-        "no mask": (x, None),
+        "no mask": (full, None),
     }
     for name, (x, mask) in cases.items():
         if bench.late(f"mask check {name!r}"):
@@ -230,7 +231,13 @@ def _stress(bench: _Bench, found: dict[str, object]) -> None:
             bench.notes.append(f"stress input {stress.name!r} not run: the candidate has no parameter named q_proj")
             continue
         check = run_stress(
-            stress, bench.forward, bench.weights, bench.reference, truth, bench.shape, bench.device,
+            stress,
+            bench.forward,
+            bench.weights,
+            bench.reference,
+            truth,
+            bench.shape,
+            bench.device,
             bench.seed + 200 + index,
         )
         checks.append(check)

@@ -144,9 +144,7 @@ class ShapeWork:
                 reason = f"the run's time budget leaves no room for its set-up of about {expected:.0f} s"
             return Arm(name, "control", status="skipped", reason=reason)
         started = monotonic()
-        arm = build_arm(
-            name, reference, self.shape, self.device, worker.profile, worker.rules, self.seed("weights")
-        )
+        arm = build_arm(name, reference, self.shape, self.device, worker.profile, worker.rules, self.seed("weights"))
         worker.setup_s[name] = monotonic() - started
         if arm.forward is None:
             return arm
@@ -236,8 +234,14 @@ class ShapeWork:
             self.stage(name, "build")
             # No first call here: the verifying call is the first, so that its peak memory is a whole call's.
             arm = build_arm(
-                name, reference, self.shape, self.device, self.worker.profile, self.worker.rules,
-                self.seed("weights"), call=False,
+                name,
+                reference,
+                self.shape,
+                self.device,
+                self.worker.profile,
+                self.worker.rules,
+                self.seed("weights"),
+                call=False,
             )
             if arm.forward is not None:
                 plan = OversizePlan(
@@ -250,7 +254,12 @@ class ShapeWork:
                 try:
                     rows.append(
                         measure_oversize(
-                            arm, reference, self.shape, self.device, self.worker.clock, plan,
+                            arm,
+                            reference,
+                            self.shape,
+                            self.device,
+                            self.worker.clock,
+                            plan,
                             lambda stage, name=name: self.stage(name, stage),
                         )
                     )
@@ -268,7 +277,10 @@ class ShapeWork:
     def draw(self, index: int) -> Case:
         """Return the timing input of a running number."""
         return generate_random_case(
-            config_of(self.shape), self.device, torch_dtype(self.shape.dtype), self.seed("timing") + index,
+            config_of(self.shape),
+            self.device,
+            torch_dtype(self.shape.dtype),
+            self.seed("timing") + index,
             self.shape.padding_ratio,
         )
 

@@ -30,6 +30,9 @@ class Limits(Protocol):
     def cache_bytes(self) -> int: ...
 
     @property
+    def units(self) -> int: ...
+
+    @property
     def copy_bytes_per_s(self) -> float: ...
 
     @property

@@ -7,14 +7,23 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from rooflane.families.door import aligned, check_call
+from rooflane.families.door import aligned, check_call, operand_dtype
 from rooflane.families.launch import BoundKernel, raw_stream
-from rooflane.families.resident.config import ResidentConfig
+from rooflane.families.resident.config import ResidentConfig, resident_config
 from rooflane.families.resident.kernel import rows_kernel, whole_kernel
-from rooflane.families.resident.pack import layout_of, pack_resident, padded
+from rooflane.families.resident.layout import layout_of, padded
+from rooflane.families.resident.pack import pack_resident
 from rooflane.families.staged import StagedGraph, StreamGuard
 from rooflane.families.weights import PackedWeights
 from rooflane.shapes import Shape
+
+
+def build(
+    model: nn.Module, shape: Shape, device: torch.device | str, operands: str | None
+) -> Callable[[Tensor, Tensor | None], Tensor]:
+    """Return `(x [B, S, D], mask [B, S] or None) -> [B, S, D]`."""
+    device = torch.device(device)
+    return ResidentForward(model, shape, device, operand_dtype(operands, shape, device.type), resident_config(shape))
 
 
 class ResidentForward:

@@ -55,13 +55,24 @@ def make_record():
         timing = None
         if times is not None:
             timing = Timing(
-                clock="synthetic", event_ns=[[time] * 3 for time in times], device_ns=list(device_ns), warmups=1,
-                repeats=3, shrunk=False, inputs="fresh", valid_tokens=shape.tokens,
+                clock="synthetic",
+                event_ns=[[time] * 3 for time in times],
+                device_ns=list(device_ns),
+                warmups=1,
+                repeats=3,
+                shrunk=False,
+                inputs="fresh",
+                valid_tokens=shape.tokens,
             )
         verification = None if kind == "baseline" else Verification(status="ok", trials=5, gate=PASSING_GATE)
         values = {"kind": kind, "verification": verification, "environment": {"device": "cpu", "torch": "2.13.0"}}
         return Record(
-            run="20260102T030405Z-abcd", process=process, shape=shape.as_dict(), arm=arm, status=status, timing=timing,
+            run="20260102T030405Z-abcd",
+            process=process,
+            shape=shape.as_dict(),
+            arm=arm,
+            status=status,
+            timing=timing,
             **(values | fields),
         )
 

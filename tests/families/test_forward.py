@@ -17,7 +17,13 @@ from rooflane.shapes import Shape
 # models' own output rounding is 2^-8 and 2^-5 of values near 4.
 TOLERANCE = {("cpu", "float32"): 2e-5, ("cuda", "float32"): 8e-3}
 HALF_TOLERANCE = {"float16": 2e-2, "bfloat16": 2e-1}
-FAMILIES = ["sdpa_flash", "gemm_fp16", "chunked", pytest.param("graph_compile", marks=pytest.mark.slow)]
+FAMILIES = [
+    "sdpa_flash",
+    "gemm_fp16",
+    "chunked",
+    pytest.param("graph_compile", marks=pytest.mark.slow),
+    pytest.param("resident", marks=pytest.mark.gpu),
+]
 SHAPES = [
     Shape("ragged", 3, 37, 48, 3, 96, 2, True),
     Shape("full", 2, 20, 32, 2, 32, 1, False),
@@ -135,7 +141,7 @@ def test_unknown_options_are_named(device):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["graph_compile", "sdpa_flash"])
+@pytest.mark.parametrize("name", ["graph_compile", "sdpa_flash", "resident"])
 def test_another_stream_sees_its_own_result(device, make_case, name):
     shape = Shape("stream", 8, 128, 128, 4, 128, 4)
     model, x, mask, expected = make_case(shape, 5, "full")
