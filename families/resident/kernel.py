@@ -38,7 +38,23 @@ def _softmax(scores, AXIS: tl.constexpr):
 
 @triton.jit
 def _gelu(x):
-    return 0.5 * x * (1.0 + tl.math.erf(x * 0.7071067811865476))
+    """Return x Phi(x), Phi by a polynomial in x^2 on [-4.25, 4.25] and constant outside.
+
+    Within 1.4e-5 max(1, |x|) of the exact erf form, a quarter of a half-precision step at 1 at most; 13 instructions an
+    element where erf takes 25.
+    """
+    clamped = tl.minimum(tl.maximum(x, -4.25), 4.25)
+    square = clamped * clamped
+    slope = 5.5645521064132575e-11
+    slope = slope * square - 5.327525996500933e-9
+    slope = slope * square + 2.2553559276588364e-7
+    slope = slope * square - 5.626309642438669e-6
+    slope = slope * square + 9.341759872030715e-5
+    slope = slope * square - 1.1085550964465743e-3
+    slope = slope * square + 9.815954757877384e-3
+    slope = slope * square - 6.63444708220446e-2
+    slope = slope * square + 0.3989023315345407
+    return x * (0.5 + clamped * slope)
 
 
 @triton.jit

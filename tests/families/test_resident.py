@@ -108,7 +108,11 @@ def test_layout_counts_every_weight(root):
 
 def test_small_batches_split_sequences_and_large_ones_never_run_one_stage(root):
     shapes = {shape.id: shape for shape in load_shapes(root / "shapes" / "published.csv")}
-    assert [name for name in "1 2 3 4 5 6 7 9 10 11 12".split() if resident_config(shapes[name]).rows] == [
+    assert [
+        name
+        for name in ["1", "2", "3", "4", "5", "6", "7", "9", "10", "11", "12"]
+        if resident_config(shapes[name]).rows
+    ] == [
         "2",
         "3",
         "4",
