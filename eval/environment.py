@@ -13,6 +13,7 @@ from typing import Any
 from rooflane.eval.exit_codes import EvaluationError
 
 ROOT = Path(__file__).resolve().parent.parent
+COMMIT_VARIABLE = "ROOFLANE_COMMIT"
 
 
 def resolve_device(name: str) -> str:
@@ -51,7 +52,10 @@ def package_version(name: str) -> str | None:
 
 @cache
 def git_commit(root: Path = ROOT) -> str | None:
-    """Return the checkout's commit, with "-dirty" when files differ from it; None outside a checkout."""
+    """Return the checkout's commit, with "-dirty" when files differ from it; None outside a checkout.
+
+    A copy without its history, as in a container, is given its commit in `ROOFLANE_COMMIT`.
+    """
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(root), *arguments]
@@ -60,10 +64,10 @@ def git_commit(root: Path = ROOT) -> str | None:
     try:
         # An installed copy may lie inside some other repository's folder; only our own root counts.
         if Path(git("rev-parse", "--show-toplevel")).resolve() != root:
-            return None
+            return os.environ.get(COMMIT_VARIABLE)
         return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain") else "")
     except (OSError, subprocess.SubprocessError):
-        return None
+        return os.environ.get(COMMIT_VARIABLE)
 
 
 def describe_environment(device: str) -> dict[str, Any]:

@@ -258,7 +258,8 @@ def _contract(bench: _Bench, found: dict[str, object]) -> None:
     if bench.late("checks of the promises to the caller"):
         return
     x, mask = bench.draw(400, bench.shape.padding_ratio)
-    other, _ = bench.draw(401, bench.shape.padding_ratio)
+    # Drawn unpadded: zero rows that x's mask calls valid would make TF32 eager itself stray past the gate.
+    other, _ = bench.draw(401, 0.0)
     ragged = mask.clone()
     ragged[:, (mask.shape[1] + 1) // 2 :] = False
 

@@ -8,8 +8,9 @@ from types import FunctionType
 import torch
 from torch import Tensor, nn
 
+from rooflane.families.device_ops import choose_ops, kernels_run
 from rooflane.families.door import check_call, operand_dtype
-from rooflane.families.lean import TORCH_OPS, LeanOps, lean_body, lean_finish, packed_weights
+from rooflane.families.lean import LeanOps, lean_body, lean_finish, packed_weights
 from rooflane.families.weights import PackedWeights
 from rooflane.shapes import Shape
 
@@ -43,17 +44,12 @@ def build_lean(
 ) -> Callable[[Tensor, Tensor | None], Tensor]:
     """Return `(x [B, S, D], mask [B, S] or None) -> [B, S, D]`.
 
-    `captured` replays a CUDA graph (no meaning on a CPU); `compiled` lets torch.compile fuse the ops between GEMMs.
+    `captured` replays a CUDA graph (not on a CPU, nor on a GPU older than Triton takes); `compiled` lets torch.compile
+    fuse the ops between GEMMs.
     """
     device = torch.device(device)
     weights = packed_weights(model, operand_dtype(operands, shape, device.type))
-    on_cuda = device.type == "cuda"
-    if on_cuda:
-        from rooflane.families.fused_ops import COMPILED_OPS, FUSED_OPS
-
-        ops = COMPILED_OPS if compiled else FUSED_OPS
-    else:
-        ops = TORCH_OPS
+    ops = choose_ops(shape, device, compiled=compiled)
     eps = model.final_norm.eps
 
     def forward(x: Tensor, mask: Tensor | None, tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -64,7 +60,7 @@ def build_lean(
     def body(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         return forward(x, mask, weights.tensors)
 
-    if captured and on_cuda:
+    if captured and kernels_run(shape, device):
         from rooflane.families.captured_lean import CapturedLean
 
         return CapturedLean(body, weights, shape, device, eps)

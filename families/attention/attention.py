@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-from functools import cache
 
 import torch
 import triton
@@ -14,7 +13,6 @@ from rooflane.families.attention.config import AttentionConfig, attention_config
 from rooflane.families.attention.kernel import attention_kernel, mask_extent_kernel
 
 
-@cache
 def shared_memory_bytes(device: torch.device) -> int:
     """Return the shared memory one block may take; on a CPU, where the kernel is interpreted, there is no limit."""
     if device.type == "cpu":

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from rooflane.families.lean import torch_attention
+from rooflane.families.lean import TORCH_OPS, LeanOps
 
 # cuDNN first: 44 against 65 ms for one sequence of 100,000 tokens, 16 heads of 64, causal (H200, HARDWARE notes).
 BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -15,7 +15,7 @@ BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.E
 MASKED_ROWS = 1024
 
 
-def attend_chunk(qkv: Tensor, mask: Tensor | None, num_heads: int, causal: bool) -> Tensor:
+def attend_chunk(qkv: Tensor, mask: Tensor | None, num_heads: int, causal: bool, ops: LeanOps) -> Tensor:
     """Return the context `[b, S, D]` of `qkv [b, S, 3 D]`; rows past the last valid token are finite, no more.
 
     A sequence whose valid tokens are a prefix is attended at its own length with no mask at all. Reading the lengths
@@ -38,7 +38,7 @@ def attend_chunk(qkv: Tensor, mask: Tensor | None, num_heads: int, causal: bool)
             out[index, :end] = _prefix(one, num_heads, causal)[0]
         else:
             one_mask = mask[index : index + 1, :end].contiguous()
-            out[index, :end] = _holes(one.contiguous(), one_mask, num_heads, causal)[0]
+            out[index, :end] = _holes(one.contiguous(), one_mask, num_heads, causal, ops)[0]
     return out
 
 
@@ -54,15 +54,11 @@ def _prefix(qkv: Tensor, num_heads: int, causal: bool) -> Tensor:
     return context.transpose(1, 2).reshape(batch, length, packed // 3)
 
 
-def _holes(qkv: Tensor, mask: Tensor, num_heads: int, causal: bool) -> Tensor:
+def _holes(qkv: Tensor, mask: Tensor, num_heads: int, causal: bool, ops: LeanOps) -> Tensor:
     """Attend one sequence that holds invalid tokens before its last valid one."""
-    if qkv.device.type == "cuda":
-        from rooflane.families.attention.attention import attention, mask_extent
-
-        return attention(qkv, mask, mask_extent(mask), num_heads, causal)
-    if qkv.shape[1] <= MASKED_ROWS:
-        return torch_attention(qkv, mask, None, num_heads, causal)
-    return _masked_rows(qkv, mask, num_heads, causal)
+    if ops is TORCH_OPS and qkv.shape[1] > MASKED_ROWS:
+        return _masked_rows(qkv, mask, num_heads, causal)
+    return ops.attention(qkv, mask, ops.mask_extent(mask), num_heads, causal)
 
 
 def _masked_rows(qkv: Tensor, mask: Tensor, num_heads: int, causal: bool) -> Tensor:

@@ -10,8 +10,9 @@ from torch.nn import functional
 
 from rooflane.families.chunked.attend import attend_chunk
 from rooflane.families.chunked.spec import chunk_plan
+from rooflane.families.device_ops import choose_ops
 from rooflane.families.door import check_call, operand_dtype
-from rooflane.families.lean import TORCH_OPS, packed_weights
+from rooflane.families.lean import packed_weights
 from rooflane.shapes import Shape
 
 
@@ -24,10 +25,7 @@ def build(
     device = torch.device(device)
     dtype = operand_dtype(operands, shape, device.type)
     weights = packed_weights(model, dtype)
-    if device.type == "cpu":
-        ops = TORCH_OPS
-    else:
-        from rooflane.families.fused_ops import FUSED_OPS as ops
+    ops = choose_ops(shape, device)
     eps = model.final_norm.eps
     sequences, rows, _ = chunk_plan(shape, budget_gib * 2**30, dtype.itemsize)
 
@@ -54,7 +52,7 @@ def build(
             for block in blocks(tokens):
                 normed = norm(source[block], None, f"{layer}.norm1", dtype, False)[1]
                 qkv[block] = linear(normed, f"{layer}.qkv")
-            context = attend_chunk(qkv.view(count, length, -1), mask, shape.num_heads, shape.causal)
+            context = attend_chunk(qkv.view(count, length, -1), mask, shape.num_heads, shape.causal, ops)
             context = context.view(tokens, width)
             for block in blocks(tokens):
                 attended = linear(context[block], f"{layer}.out")

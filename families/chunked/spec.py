@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rooflane.families.attention.config import attention_refusal
 from rooflane.families.lean_cost import HALF, SINGLE, lean_predict_s, operand_name, weight_elements
 from rooflane.families.spec import Limits
 from rooflane.shapes import Shape
@@ -48,8 +47,6 @@ class Chunked:
 
     def supports(self, shape: Shape, profile: Limits) -> str | None:
         """Return None when the shape can be built for the device, else the reason."""
-        if profile.kind == "cuda":
-            return attention_refusal(shape.head_dim, shape.seq_len, profile.shared_memory_bytes)
         return None
 
     def peak_bytes(self, shape: Shape, profile: Limits, *, budget_gib: float = BUDGET_GIB, **options: Any) -> int:

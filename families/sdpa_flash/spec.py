@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rooflane.families.attention.config import attention_refusal
 from rooflane.families.lean_cost import lean_peak_bytes, lean_predict_s
 from rooflane.families.spec import Limits
 from rooflane.shapes import Shape
@@ -28,8 +27,6 @@ class SdpaFlash:
 
     def supports(self, shape: Shape, profile: Limits) -> str | None:
         """Return None when the shape can be built for the device, else the reason."""
-        if profile.kind == "cuda":
-            return attention_refusal(shape.head_dim, shape.seq_len, profile.shared_memory_bytes)
         return None
 
     def peak_bytes(self, shape: Shape, profile: Limits, *, captured: bool = True, **options: Any) -> int:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rooflane.dispatch import RouteError, load_profile, load_rules, route
-from rooflane.shapes import load_shapes
+from rooflane.shapes import Shape, load_shapes
 
 RULES = """
 [[rule]]
@@ -87,14 +87,28 @@ def test_explanation_and_json(routed):
     assert len(values["rejected"]) == 3
 
 
-GPU_ROUTES = {"6": "sdpa_flash", "8": "gemm_fp16", "13": "sdpa_flash", "14": "chunked"}
+GPU_ROUTES = {"8": "gemm_fp16", "13": "sdpa_flash", "14": "chunked"}
 
 
 @pytest.mark.parametrize("profile", ["h200", "rtx5090"])
 def test_published_shapes_go_to_the_family_that_answers_their_limit(published, profile):
     rules = load_rules()
     chosen = {id: route(shape, load_profile(profile), rules).family for id, shape in published.items()}
-    assert chosen == dict.fromkeys(published, "graph_compile") | GPU_ROUTES
+    assert chosen == dict.fromkeys(published, "resident") | GPU_ROUTES
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "d_model", "ffn_dim", "family"),
+    [
+        (128, 128, 512, "resident"),
+        (129, 128, 512, "graph_compile"),
+        (128, 144, 512, "graph_compile"),
+        (128, 128, 513, "graph_compile"),
+    ],
+)
+def test_launch_bound_shapes_over_one_sm_are_captured(h200, seq_len, d_model, ffn_dim, family):
+    shape = Shape("a", 4, seq_len, d_model, 4, ffn_dim, 4)
+    assert route(shape, h200, load_rules()).family == family
 
 
 def test_the_wide_shape_stays_with_its_gemms_when_a_slower_host_tips_it_into_launch(published, h200):
@@ -106,8 +120,9 @@ def test_the_wide_shape_stays_with_its_gemms_when_a_slower_host_tips_it_into_lau
 
 
 def test_a_memory_cap_moves_a_shape_to_chunks(published, h200):
-    capped = h200.with_figure("memory", 8, "assumed", "a cap")
-    assert route(published["6"], capped, load_rules()).family == "chunked"
+    capped = h200.with_figure("memory", 2, "assumed", "a cap")
+    assert route(published["13"], capped, load_rules()).family == "chunked"
+    assert route(published["6"], capped, load_rules()).family == "resident", "it never makes the scores"
     capped = h200.with_figure("memory", 30, "assumed", "a cap")
     assert route(published["14"], capped, load_rules()).family == "chunked"
 

@@ -40,7 +40,7 @@ def test_a_request_that_cannot_be_met_says_what_exists(text, said):
 
 def test_a_routed_plan_names_rule_and_family(tiny_shape):
     plan = plan_candidate(parse_candidate("dispatched"), tiny_shape, load_profile("h200"), load_rules())
-    assert (plan.family, plan.rule) == ("graph_compile", "launch-bound")
+    assert (plan.family, plan.rule) == ("resident", "fits-one-sm")
     assert plan.predicted_s > 0
     assert plan.unsupported is None
 
