@@ -66,10 +66,8 @@ def render_json(summary: Summary) -> str:
 
 def render_readme_table(summary: Summary) -> str:
     """Return the README's table: every candidate beside eager and the controls, headline and conditions under it."""
-    parts = [_markdown(speed_table(summary, candidate)) for candidate in summary.meta.candidates]
-    oversize = oversize_table(summary)
-    if oversize.rows:
-        parts.append(f"{oversize.title}:\n\n{_markdown(oversize)}")
+    tables = [speed_table(summary, candidate) for candidate in summary.meta.candidates] + [oversize_table(summary)]
+    parts = [f"{table.title}:\n\n{_markdown(table)}" for table in tables if table.rows]
     lines = "\n".join(f"- {line}" for line in headline_lines(summary))
     return "\n\n".join([*parts, lines, f"Run {summary.meta.id}: {environment_line(summary)}."])
 
