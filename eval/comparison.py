@@ -70,7 +70,10 @@ def compare(a: str, b: str, *, run: Run | None = None) -> Comparison:
     left, right = _side(a, run), _side(b, run)
     paired = left.run.folder.resolve() == right.run.folder.resolve()
     pairs, left_out, logs = [], {}, []
-    for shape in dict.fromkeys([*left.rows, *right.rows]):
+    # In the shape files' order: rows come in the order each process drew.
+    for shape in dict.fromkeys(shape.id for side in (left, right) for shape in side.run.meta.shape_list()):
+        if shape not in left.rows and shape not in right.rows:
+            continue
         mine, theirs = _usable(left.rows.get(shape, {})), _usable(right.rows.get(shape, {}))
         absent = [side.label for side, rows in ((left, mine), (right, theirs)) if not rows]
         reason = f"not measured by {' nor by '.join(absent)}" if absent else ""
