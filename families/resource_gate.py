@@ -1,0 +1,206 @@
+"""The kernel resource gate: what every shipped kernel costs a multiprocessor, against a checked-in record. No GPU.
+
+It catches the regression that passes every correctness test: a few registers more, one block less an SM.
+
+python -m rooflane.families.resource_gate            compile, compare, fail on a lost block or a new spill
+python -m rooflane.families.resource_gate --record   write the record for this compiler version
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+from rooflane.families.shipped import KernelCase, shipped_cases
+
+RECORD = Path(__file__).parent / "resources.json"
+REGISTERS = 65536  # a multiprocessor's, on every architecture below
+WARP_REGISTER_UNIT = 256  # registers are handed out to warps in units of this
+BLOCK_SHARED_BYTES = 1024  # shared memory the system takes of each block
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Limits of one multiprocessor (CUDA programming guide, compute capabilities)."""
+
+    number: int
+    shared_bytes: int
+    threads: int
+    blocks: int
+
+
+ARCHITECTURES = [
+    Architecture(80, 164 * 1024, 2048, 32),
+    Architecture(89, 100 * 1024, 1536, 24),
+    Architecture(90, 228 * 1024, 2048, 32),
+    Architecture(120, 100 * 1024, 1536, 32),
+]
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one kernel takes: registers a thread, spilled bytes a thread, shared bytes a block, blocks an SM."""
+
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    blocks_per_sm: int
+
+
+def compiler_version() -> str:
+    """Return the key of the compiler: Triton's version, whose package carries its own ptxas."""
+    import triton
+
+    return f"triton {triton.__version__}"
+
+
+def measure(case: KernelCase, architecture: Architecture) -> Resources:
+    """Compile a kernel ahead of time and return what it takes.
+
+    Raises `RuntimeError` when the assembler does not report registers, which would otherwise pass for none.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = case.function.arg_names
+    signature = {name: case.types.get(name, "constexpr") for name in names}
+    constants = {(names.index(name),): value for name, value in case.constants.items()}
+    aligned = {(names.index(name),): [["tt.divisibility", 16]] for name, kind in case.types.items() if kind[0] == "*"}
+    compiled = triton.compile(
+        ASTSource(case.function, signature, constants, aligned),
+        target=GPUTarget("cuda", architecture.number, 32),
+        options={"num_warps": case.num_warps, "num_stages": case.num_stages},
+    )
+    registers, spills = _assemble(compiled.asm["ptx"], architecture.number)
+    shared = compiled.metadata.shared
+    return Resources(registers, spills, shared, _blocks(registers, shared, case.num_warps, architecture))
+
+
+def _assemble(ptx: str, number: int) -> tuple[int, int]:
+    """Return registers and spilled bytes a thread, as ptxas reports them."""
+    import triton
+
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    blackwell = tools / "ptxas-blackwell"
+    tool = blackwell if number >= 100 and blackwell.exists() else tools / "ptxas"
+    suffix = "a" if number >= 90 else ""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "kernel.ptx"
+        source.write_text(ptx)
+        command = [str(tool), "-v", f"--gpu-name=sm_{number}{suffix}", str(source), "-o", str(source) + ".cubin"]
+        report = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+    registers = re.search(r"Used (\d+) registers", report)
+    spills = re.search(r"(\d+) bytes spill stores", report)
+    if not (registers and spills):
+        raise RuntimeError(f"ptxas reported no registers for sm_{number}: {report.strip()[:300]}")
+    return int(registers[1]), int(spills[1])
+
+
+def _blocks(registers: int, shared: int, warps: int, architecture: Architecture) -> int:
+    """Return the blocks one multiprocessor holds, 0 when not even one fits."""
+    warp_registers = -(-registers * 32 // WARP_REGISTER_UNIT) * WARP_REGISTER_UNIT
+    by_registers = REGISTERS // (warp_registers * warps)
+    by_shared = architecture.shared_bytes // (shared + BLOCK_SHARED_BYTES)
+    return min(by_registers, by_shared, architecture.threads // (32 * warps), architecture.blocks)
+
+
+def compare(recorded: dict[str, dict[str, int]], measured: dict[str, Resources]) -> list[str]:
+    """Return one line for each kernel that lost a block an SM, spills more, or is not in the record."""
+    lines = []
+    for key, found in measured.items():
+        if key not in recorded:
+            lines.append(f"{key}: not in the record")
+            continue
+        before = Resources(**recorded[key])
+        worse = []
+        if found.blocks_per_sm < before.blocks_per_sm:
+            worse.append(f"blocks an SM {before.blocks_per_sm} -> {found.blocks_per_sm}")
+        if found.spill_bytes > before.spill_bytes:
+            worse.append(f"spilled bytes {before.spill_bytes} -> {found.spill_bytes}")
+        if worse:
+            worse.append(f"registers {before.registers} -> {found.registers}")
+            worse.append(f"shared bytes {before.shared_bytes} -> {found.shared_bytes}")
+            lines.append(f"{key}: {', '.join(worse)}")
+    return lines
+
+
+def measure_all(cases: Iterable[str] | None = None) -> dict[str, Resources]:
+    """Compile every shipped kernel for every architecture, two at a time; `cases` picks kernels by name."""
+    wanted = [case.name for case in shipped_cases() if cases is None or case.name in set(cases)]
+    jobs = [(name, index) for name in wanted for index in range(len(ARCHITECTURES))]
+    # Spawned: the compiler keeps state that does not survive a fork.
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        return dict(zip(map(_key, jobs), pool.map(_measure_job, jobs), strict=True))
+
+
+def _key(job: tuple[str, int]) -> str:
+    return f"{job[0]} | sm_{ARCHITECTURES[job[1]].number}"
+
+
+def _measure_job(job: tuple[str, int]) -> Resources:
+    name, index = job
+    (case,) = [case for case in shipped_cases() if case.name == name]
+    return measure(case, ARCHITECTURES[index])
+
+
+def load_record(version: str) -> dict[str, dict[str, int]]:
+    """Return the record of a compiler version.
+
+    Raises `LookupError` when that version was never recorded.
+    """
+    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    if version not in record:
+        raise LookupError(
+            f"{RECORD.name} holds no record of {version} (it has {', '.join(record) or 'none'}); look at what it makes "
+            "of the kernels and record it with python -m rooflane.families.resource_gate --record"
+        )
+    return record[version]
+
+
+def write_record(version: str, measured: dict[str, Resources]) -> None:
+    """Write a compiler version's figures into the record, the other versions kept."""
+    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    record[version] = {key: asdict(value) for key, value in measured.items()}
+    RECORD.write_text("\n".join(_lines(record)) + "\n")
+
+
+def _lines(record: dict[str, dict[str, dict[str, int]]]) -> Iterator[str]:
+    """Yield the record as JSON with one kernel a line, so that a diff reads as a table."""
+    yield "{"
+    for version_index, (version, kernels) in enumerate(record.items()):
+        yield f" {json.dumps(version)}: {{"
+        for index, (key, values) in enumerate(kernels.items()):
+            yield f"  {json.dumps(key)}: {json.dumps(values)}{',' if index + 1 < len(kernels) else ''}"
+        yield f" }}{',' if version_index + 1 < len(record) else ''}"
+    yield "}"
+
+
+def main() -> int:
+    """Record or compare; return the exit status."""
+    version = compiler_version()
+    if "--record" in sys.argv[1:]:
+        write_record(version, measure_all())
+        print(f"{RECORD.name}: recorded {version}")
+        return 0
+    try:
+        recorded = load_record(version)
+    except LookupError as error:
+        print(error, file=sys.stderr)
+        return 1
+    differences = compare(recorded, measure_all())
+    print("\n".join(differences) or f"every shipped kernel is as recorded under {version}")
+    return 1 if differences else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

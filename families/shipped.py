@@ -1,0 +1,101 @@
+"""Every Triton kernel as it ships: function, argument types, compile-time constants, warps and stages. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rooflane.families.attention.config import LADDER
+from rooflane.families.attention.kernel import attention_kernel, mask_extent_kernel
+from rooflane.families.pointwise.kernel import add_norm_kernel, gelu_kernel
+from rooflane.families.resident.config import resident_config
+from rooflane.families.resident.kernel import rows_kernel, whole_kernel
+from rooflane.families.resident.layout import layout_of, padded
+from rooflane.shapes import Shape
+
+ATTENTION_TYPES = {"qkv_ptr": "*fp16", "mask_ptr": "*i1", "extent_ptr": "*i32", "out_ptr": "*fp16", "length": "i32"}
+EXTENT_TYPES = {"mask_ptr": "*i1", "extent_ptr": "*i32", "length": "i32"}
+ADD_NORM_TYPES = {
+    "x_ptr": "*fp32", "update_ptr": "*fp16", "weight_ptr": "*fp32", "bias_ptr": "*fp32", "mask_ptr": "*i1",
+    "residual_ptr": "*fp32", "out_ptr": "*fp16", "tokens": "i32", "eps": "fp32",
+}  # fmt: skip
+GELU_TYPES = {"x_ptr": "*fp16", "out_ptr": "*fp16", "elements": "i32"}
+RESIDENT_TYPES = {
+    "x_ptr": "*fp32", "mask_ptr": "*i1", "out_ptr": "*fp32", "weight_ptr": "*fp16", "bias_ptr": "*fp32",
+    "length": "i32", "eps": "fp32",
+}  # fmt: skip
+WHOLE_TYPES = RESIDENT_TYPES | {"batch": "i32", "layers": "i32"}
+ROWS_TYPES = RESIDENT_TYPES | {"qkv_in_ptr": "*fp16", "qkv_out_ptr": "*fp16"}
+
+# One shape for each resident configuration that differs in what the compiler sees: (d_model, heads, ffn, sequence,
+# batch). The published widths, then the padded, the odd and the widest that the family takes.
+RESIDENT_SIZES = [
+    (128, 4, 128, 128, 64),
+    (128, 4, 128, 128, 1),
+    (128, 1, 128, 128, 64),
+    (128, 2, 128, 128, 64),
+    (128, 16, 128, 128, 64),
+    (128, 4, 128, 32, 64),
+    (32, 4, 32, 128, 64),
+    (128, 4, 512, 128, 64),
+    (96, 3, 384, 100, 64),
+    (48, 3, 96, 31, 64),
+    (128, 16, 128, 128, 1),
+    (128, 1, 128, 128, 1),
+]
+
+
+@dataclass(frozen=True)
+class KernelCase:
+    """One kernel compiled one way; `name` is what the resource record is keyed by."""
+
+    name: str
+    function: Any
+    types: dict[str, str]
+    constants: dict[str, Any]
+    num_warps: int
+    num_stages: int
+
+
+def shipped_cases() -> Iterator[KernelCase]:
+    """Yield every kernel configuration the families launch, in a fixed order."""
+    for width, length, _, config in LADDER:
+        tiles = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_D": width}
+        model = {"SCALE_LOG2": 0.25, "NUM_HEADS": 4, "HEAD_DIM": width, "CAUSAL": True, "HAS_MASK": True}
+        name = f"attention d{width} s{length or 'any'} {config.block_m}x{config.block_n}"
+        yield KernelCase(name, attention_kernel, ATTENTION_TYPES, model | tiles, config.num_warps, config.num_stages)
+    yield KernelCase("mask_extent", mask_extent_kernel, EXTENT_TYPES, {"BLOCK": 1024}, 1, 1)
+    for width in (128, 1024):
+        flags = {"HAS_UPDATE": True, "STORE_RESIDUAL": True, "HAS_MASK": False}
+        tiles = {"BLOCK_T": 2048 // width, "BLOCK_W": width}
+        yield KernelCase(f"add_norm d{width}", add_norm_kernel, ADD_NORM_TYPES, {"WIDTH": width} | flags | tiles, 4, 3)
+    yield KernelCase("gelu", gelu_kernel, GELU_TYPES, {"BLOCK": 2048}, 4, 3)
+    for sizes in RESIDENT_SIZES:
+        yield resident_case(*sizes)
+
+
+def resident_case(d_model: int, heads: int, ffn_dim: int, seq_len: int, batch: int) -> KernelCase:
+    """Return the resident kernel as a shape of these sizes launches it."""
+    shape = Shape("case", batch, seq_len, d_model, heads, ffn_dim, 4)
+    config = resident_config(shape)
+    layout = layout_of(shape, config.ffn_tile)
+    constants = {
+        "WIDTH": d_model,
+        "NUM_HEADS": heads,
+        "HEAD": layout.head,
+        "FFN": layout.ffn,
+        "CAUSAL": True,
+        "HAS_MASK": True,
+        "BLOCK_S": padded(seq_len),
+        "BLOCK_D": layout.width,
+        "BLOCK_F": config.ffn_tile,
+        "STAGES": config.num_stages,
+    }
+    kind = "rows" if config.rows else "whole"
+    name = f"resident {kind} d{d_model} h{heads} f{ffn_dim} s{seq_len}"
+    if config.rows:
+        constants |= {"FIRST": False, "LAST": False, "ROWS": config.rows, "HEADS_A_STEP": config.heads_a_step}
+        return KernelCase(name, rows_kernel, ROWS_TYPES, constants, config.num_warps, config.num_stages)
+    constants |= {"GROUP": config.group}
+    return KernelCase(name, whole_kernel, WHOLE_TYPES, constants, config.num_warps, config.num_stages)

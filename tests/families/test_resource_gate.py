@@ -1,0 +1,101 @@
+"""The resource gate: its arithmetic by hand, its record against a real compilation, and that it can fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from rooflane.families import resource_gate
+from rooflane.families.resource_gate import ARCHITECTURES, Resources, _blocks, compare, load_record, write_record
+from rooflane.families.shipped import resident_case, shipped_cases
+from rooflane.shapes import load_shapes
+
+HOPPER = next(architecture for architecture in ARCHITECTURES if architecture.number == 90)
+BASE = Resources(registers=128, spill_bytes=0, shared_bytes=32768, blocks_per_sm=4)
+CHANGED = """
+import dataclasses, json
+from rooflane.families.resource_gate import ARCHITECTURES, compare, compiler_version, load_record, measure
+from rooflane.families.shipped import shipped_cases
+
+case = next(case for case in shipped_cases() if case.name == "resident whole d128 h4 f128 s128")
+hopper = next(architecture for architecture in ARCHITECTURES if architecture.number == 90)
+found = measure(dataclasses.replace(case, num_warps=4), hopper)
+print(json.dumps(compare(load_record(compiler_version()), {f"{case.name} | sm_90": found})))
+"""
+
+
+@pytest.mark.parametrize(
+    ("registers", "shared", "warps", "blocks"),
+    [
+        (255, 0, 8, 1),  # 255 registers round up to 8192 a warp: eight warps take all 65536
+        (128, 0, 8, 2),
+        (32, 0, 4, 16),  # 2048 threads hold sixteen blocks of four warps
+        (32, 100 * 1024, 4, 2),  # 228 KiB hold two blocks of 101 KiB
+        (32, 228 * 1024, 4, 0),  # a block's own KiB no longer fits
+        (16, 0, 1, 32),  # the limit on blocks
+    ],
+)
+def test_blocks_an_sm_by_hand(registers, shared, warps, blocks):
+    assert _blocks(registers, shared, warps, HOPPER) == blocks
+
+
+def test_only_a_lost_block_or_a_new_spill_is_reported():
+    recorded = {"k": vars(BASE)}
+    assert compare(recorded, {"k": Resources(120, 0, 16384, 5)}) == []
+    assert compare(recorded, {"k": Resources(130, 0, 32768, 4)}) == [], "registers alone cost nothing"
+    (lost,) = compare(recorded, {"k": Resources(136, 0, 32768, 3)})
+    assert "blocks an SM 4 -> 3" in lost and "registers 128 -> 136" in lost
+    (spilled,) = compare(recorded, {"k": Resources(128, 8, 32768, 4)})
+    assert "spilled bytes 0 -> 8" in spilled
+    assert compare(recorded, {"other": BASE}) == ["other: not in the record"]
+
+
+def test_records_of_other_compilers_are_kept_and_a_new_one_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(resource_gate, "RECORD", tmp_path / "resources.json")
+    with pytest.raises(LookupError, match="--record"):
+        load_record("triton 1")
+    write_record("triton 1", {"k": BASE})
+    write_record("triton 2", {"k": Resources(1, 2, 3, 4), "l": BASE})
+    assert load_record("triton 1") == {"k": vars(BASE)}
+    assert load_record("triton 2")["k"]["spill_bytes"] == 2
+    with pytest.raises(LookupError, match="triton 1, triton 2"):
+        load_record("triton 3")
+    assert set(json.loads((tmp_path / "resources.json").read_text())) == {"triton 1", "triton 2"}
+
+
+def test_every_published_shape_launches_a_recorded_kernel(root):
+    shipped = {(str(case.constants), case.num_warps) for case in shipped_cases()}
+    for shape in load_shapes(root / "shapes" / "published.csv"):
+        if shape.d_model <= 128 and shape.seq_len <= 128:
+            sizes = (shape.d_model, shape.num_heads, shape.ffn_dim, shape.seq_len, shape.batch_size)
+            case = resident_case(*sizes)
+            assert (str(case.constants), case.num_warps) in shipped, shape.id
+
+
+def test_names_are_unique():
+    names = [case.name for case in shipped_cases()]
+    assert len(names) == len(set(names))
+
+
+def compiled_for_real(*command: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with kernels compiled: here they are interpreted."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment)
+
+
+@pytest.mark.slow
+def test_shipped_kernels_are_as_recorded():
+    done = compiled_for_real("-m", "rooflane.families.resource_gate")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_a_configuration_that_spills_fails():
+    done = compiled_for_real("-c", CHANGED)
+    assert done.returncode == 0, done.stderr
+    (line,) = json.loads(done.stdout)
+    assert "resident whole d128 h4 f128 s128 | sm_90" in line and "spilled bytes" in line
