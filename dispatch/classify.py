@@ -77,7 +77,7 @@ class Classification:
                 f"{_ms(self.bandwidth_s)} in ops that memory limits",
                 f"  breakeven at {self.breakeven_dispatch_s * 1e6:.1f} us an operation",
                 f"  attention holds {self.attention_share:.0%} of the device time",
-                f"  memory    {self.peak_bytes / 1e9:.2f} GB at the peak, of {self.memory_bytes / 1e9:.1f} GB",
+                f"  memory    {_gb(self.peak_bytes)} at the peak, of {_gb(self.memory_bytes)}",
                 f"  eager     {_ms(self.predicted_s)} predicted",
             )
         )
@@ -137,6 +137,11 @@ def classify(shape: Shape, profile: Profile) -> Classification:
         peak_bytes=peak,
         memory_bytes=profile.memory_bytes,
     )
+
+
+def _gb(count: float) -> str:
+    value = count / 1e9
+    return f"{value:,.0f} GB" if value >= 1000 else f"{value:.3g} GB"
 
 
 def _ms(seconds: float) -> str:

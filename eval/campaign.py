@@ -54,7 +54,7 @@ class Event:
 
 def evaluate(
     shapes: Sequence[Shape],
-    candidates: Sequence[str] = ("dispatched",),
+    candidates: str | Sequence[str] = ("dispatched",),
     *,
     runs_dir: str | Path = "runs",
     on_event: Callable[[Event], None] | None = None,
@@ -63,12 +63,13 @@ def evaluate(
 ) -> Run:
     """Predict, verify and time candidates against eager and the controls on every shape; return the run.
 
-    `settings` are the fields of `Settings`. A candidate is `dispatched`, a family (`family:key=value`), or a file
-    (`path.py[:name]`). Everything is written to a new folder under `runs_dir` as it is measured. Raises
-    `EvaluationError` before anything runs when the request cannot be run; Ctrl-C ends the worker and returns the
-    run with `interrupted` set.
+    `settings` are the fields of `Settings`. A candidate, one or several, is `dispatched`, a family
+    (`family:key=value`), or a file (`path.py[:name]`). Everything is written to a new folder under `runs_dir` as it
+    is measured. Raises `EvaluationError` before anything runs when the request cannot be run; Ctrl-C ends the worker
+    and returns the run with `interrupted` set.
     """
     wanted = make_settings(**settings)
+    candidates = [candidates] if isinstance(candidates, str) else candidates
     if not shapes:
         raise EvaluationError("no shape was given; name a shape file with at least one line")
     if not candidates or len(set(candidates)) != len(candidates):

@@ -29,6 +29,10 @@ class Channel:
         """Hand over finished rows, together: the parent writes them in one piece."""
         self._send({"rows": [record.model_dump(mode="json") for record in records]})
 
+    def done(self) -> None:
+        """Say that the job is finished: a candidate that exits with status 0 must not pass for the worker's end."""
+        self._send({"done": True})
+
     def _send(self, message: dict) -> None:
         data = (json.dumps(message) + "\n").encode()
         while data:

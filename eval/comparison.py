@@ -121,6 +121,8 @@ def render_comparison(comparison: Comparison, console: Console) -> None:
         cells = (pair.shape, number(pair.a_ms), number(pair.b_ms), interval(pair.ratio), pair.verdict)
         table.add_row(*map(Text, cells))
     console.print(table)
+    if any(pair.ratio.low is None for pair in comparison.pairs):
+        console.print("one process gives no interval, so nothing can be told apart; measure with --processes 2 or more")
     for shape, reason in comparison.left_out.items():
         console.print(f"shape {shape}: left out, {reason}", markup=False, highlight=False)
     mean = f"geometric mean {interval(comparison.geomean)}" if comparison.geomean else "no mean: a shape is left out"

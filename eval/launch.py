@@ -8,7 +8,6 @@ import selectors
 import signal
 import subprocess
 import sys
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import monotonic
@@ -19,7 +18,7 @@ from rooflane.eval.settings import Job
 
 POLL_S = 0.5
 # What is kept of a worker's output for the reason of a crash; a candidate may print without end.
-TAIL_LINES = 20
+TAIL_BYTES = 8192
 TAIL_CHARACTERS = 300
 
 
@@ -64,7 +63,8 @@ def run_worker(
     finally:
         _end(process)
         listener.close()
-    if process.returncode not in (0, RESTART_STATUS) or listener.silent:
+    finished = listener.done or process.returncode == RESTART_STATUS
+    if not finished or process.returncode not in (0, RESTART_STATUS) or listener.silent:
         raise Crash(listener.reason(timeout_s), listener.shape, listener.arm)
 
 
@@ -83,8 +83,8 @@ class _Listener:
         self.on_stage = on_stage
         self.on_rows = on_rows
         self.shape = self.arm = self.stage = ""
-        self.silent = False
-        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self.silent = self.done = False
+        self.tail = b""
         self.partial = b""
 
     def listen(self, timeout_s: float) -> None:
@@ -105,7 +105,7 @@ class _Listener:
                         last = monotonic()
                         self._messages(data)
                     else:
-                        self.tail += data.decode(errors="replace")[-8192:].splitlines()
+                        self.tail = (self.tail + data)[-TAIL_BYTES:]
                 if gone and not ready:
                     return
                 if monotonic() - last > timeout_s:
@@ -119,7 +119,7 @@ class _Listener:
             return f"the worker said nothing for {timeout_s:g} s{at} and was ended"
         code = self.process.returncode
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
-        said = " ".join(line.strip() for line in self.tail if line.strip())[-TAIL_CHARACTERS:]
+        said = _without_frames(self.tail.decode(errors="replace"))[-TAIL_CHARACTERS:]
         return f"the worker {how}{at}" + (f"; it said: {said}" if said else "")
 
     def close(self) -> None:
@@ -132,11 +132,23 @@ class _Listener:
         *lines, self.partial = (self.partial + data).split(b"\n")
         for line in lines:
             message = json.loads(line)
-            if "rows" in message:
+            if "done" in message:
+                self.done = True
+            elif "rows" in message:
                 self.on_rows([Record.model_validate(row) for row in message["rows"]])
             else:
                 self.shape, self.arm, self.stage = message["shape"], message["arm"], message["stage"]
                 self.on_stage(self.shape, self.arm, self.stage)
+
+
+def _without_frames(text: str) -> str:
+    """Return a worker's last lines as one, the frames of a traceback left out: the text may begin within them."""
+    kept, framed = [], True
+    for line in text.splitlines():
+        framed = line.startswith("Traceback (most recent") or (framed and line.startswith(" "))
+        if not framed and line.strip():
+            kept.append(line.strip())
+    return " ".join(kept)
 
 
 def _end(process: subprocess.Popen) -> None:

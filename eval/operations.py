@@ -9,11 +9,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rooflane.baseline import build_baseline, config_of, generate_random_case, reference_numerics, torch_dtype
+from rooflane.baseline import (
+    CONTROLS,
+    build_baseline,
+    config_of,
+    generate_random_case,
+    reference_numerics,
+    torch_dtype,
+)
 from rooflane.dispatch import Profile, load_profile
 from rooflane.dispatch.ledger import Op, ledger
 from rooflane.eval.arms import build_arm
-from rooflane.eval.candidates import load_rule_table
+from rooflane.eval.candidates import load_rule_table, parse_candidate
 from rooflane.eval.environment import resolve_device
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.operation_trace import Forward, Launch, count_launches, trace
@@ -133,6 +140,8 @@ def profile_arm(shape: Shape, arm: str, device: str, profile: str, rules: str | 
     model = build_baseline(shape, place, SEED)
     forward: Forward | None = model
     if arm != EAGER:
+        if arm not in CONTROLS:
+            parse_candidate(arm)  # a wrong name is its own paragraph, not a failure to build
         built = build_arm(arm, model, shape, place, limits, load_rule_table(rules), SEED)
         if built.forward is None:
             raise EvaluationError(f"{arm} cannot be profiled on shape {shape.id} ({shape.label()}): {built.reason}")

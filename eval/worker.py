@@ -353,6 +353,7 @@ def main() -> None:
         Worker(job, channel).run()
     except DeviceLost:
         sys.exit(RESTART_STATUS)
+    channel.done()
     # Compiler pools and CUDA contexts may hang in their destructors; every row is out already.
     os._exit(0)
 

@@ -47,6 +47,8 @@ def build_lean(
     `captured` replays a CUDA graph (not on a CPU, nor on a GPU older than Triton takes); `compiled` lets torch.compile
     fuse the ops between GEMMs.
     """
+    if not isinstance(captured, bool):
+        raise ValueError(f"captured is {captured!r}; accepted: true, false")
     device = torch.device(device)
     weights = packed_weights(model, operand_dtype(operands, shape, device.type))
     ops = choose_ops(shape, device, compiled=compiled)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rooflane.dispatch import classify, load_profile, load_rules, route
+from rooflane.dispatch import RouteError, classify, load_profile, load_rules, refusal, route
 from rooflane.eval.commands.output import (
     AsJson,
     ProfileName,
@@ -83,14 +83,21 @@ def route_command(
     rules: RulesFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say which rule and family serve each shape, and why every other one does not."""
+    """Say which rule and family serve each shape, and why every other one does not. Exit 2 when a shape has none."""
     shapes = find_shapes(file)
     device, table = load_profile(profile), load_rules(rules)
-    routes = [route(shape, device, table) for shape in shapes]
+    routes, unserved = [], []
+    for shape in shapes:
+        try:
+            routes.append(route(shape, device, table))
+        except RouteError as error:
+            unserved.append(str(error))
     if as_json:
         print_json([item.as_dict() for item in routes])
-        return
-    print("\n\n".join(item.explain() for item in routes))
+    elif routes:
+        print("\n\n".join(item.explain() for item in routes), flush=True)
+    if unserved:
+        raise RouteError("; ".join(unserved))
 
 
 def families_command(profile: ProfileName = "auto", as_json: AsJson = False, file: ShapeFile = "published.csv") -> None:
@@ -101,7 +108,7 @@ def families_command(profile: ProfileName = "auto", as_json: AsJson = False, fil
     for name, spec in load_families().items():
         refused: dict[str, list[str]] = {}
         for shape in shapes:
-            reason = spec.supports(shape, device)
+            reason = refusal(spec, shape, device, {})
             if reason:
                 refused.setdefault(reason, []).append(shape.id)
         served = len(shapes) - sum(map(len, refused.values()))

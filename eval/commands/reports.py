@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -25,12 +26,13 @@ def report_command(
     from rooflane.eval import update_between_markers as update
 
     summary = open_run(run).summary()
+    remarks = sys.stderr if as_json else sys.stdout
     if markdown:
         markdown.write_text(render_markdown(summary), encoding="utf-8")
-        print(f"report written to {markdown}")
+        print(f"report written to {markdown}", file=remarks)
     if readme:
         changed = update(readme, TABLE, render_readme_table(summary))
-        print(f"{readme}: {'table renewed' if changed else 'the table was up to date'}")
+        print(f"{readme}: {'table renewed' if changed else 'the table was up to date'}", file=remarks)
     if as_json:
         print(render_json(summary))
     elif not (markdown or readme):

@@ -6,7 +6,18 @@ from typing import Annotated
 
 import typer
 
-from rooflane.dispatch import RouteError, RuleError, classify, load_profile, load_rules, route, show_condition
+from rooflane.dispatch import (
+    Profile,
+    RouteError,
+    Rule,
+    RuleError,
+    classify,
+    load_profile,
+    load_rules,
+    refusal,
+    route,
+    show_condition,
+)
 from rooflane.dispatch.conditions import facts
 from rooflane.eval.commands.output import (
     AsJson,
@@ -18,6 +29,8 @@ from rooflane.eval.commands.output import (
     print_json,
     print_table,
 )
+from rooflane.families import get_family
+from rooflane.shapes import Shape
 
 app = typer.Typer(no_args_is_help=True, help="List, check and explain the rules that choose a family.")
 
@@ -61,6 +74,14 @@ def check_command(
         raise RuleError(f"{table.path}: the table cannot be used until its {len(errors)} error(s) are mended")
 
 
+def _passed_over(rule: Rule, shape: Shape, device: Profile, taken: bool) -> str:
+    """Return why a rule that matches was not chosen."""
+    if taken:
+        return "matches, but comes after the chosen rule"
+    reason = refusal(get_family(rule.family), shape, device, rule.options)
+    return f"matches, but its family {rule.family} cannot serve: {reason}"
+
+
 @app.command("explain")
 def explain_command(
     file: ShapeFile,
@@ -80,12 +101,13 @@ def explain_command(
             chosen = route(item, device, table).rule.name
         except RouteError:
             chosen = None
-        verdicts = {}
+        verdicts, taken = {}, False
         for rule in table.rules:
             if rule.name == chosen:
-                verdicts[rule.name] = f"chosen: {rule.because}"
+                taken, verdict = True, f"chosen: {rule.because}"
             else:
-                verdicts[rule.name] = rule.mismatch(known) or "matches, but does not serve the shape or comes later"
+                verdict = rule.mismatch(known) or _passed_over(rule, item, device, taken)
+            verdicts[rule.name] = verdict
         answers.append({"shape": item.id, "label": item.label(), "chosen": chosen, "rules": verdicts})
     if as_json:
         print_json(answers)

@@ -20,8 +20,8 @@ def build(
     model: nn.Module, shape: Shape, device: torch.device | str, operands: str | None, budget_gib: float
 ) -> Callable[[Tensor, Tensor | None], Tensor]:
     """Return `(x [B, S, D], mask [B, S] or None) -> [B, S, D]`, scratch within `budget_gib`."""
-    if budget_gib <= 0:
-        raise ValueError(f"chunked: budget_gib is {budget_gib}; it must be above 0")
+    if isinstance(budget_gib, bool) or not isinstance(budget_gib, (int, float)) or not budget_gib > 0:
+        raise ValueError(f"chunked: budget_gib is {budget_gib!r}; it must be a number above 0")
     device = torch.device(device)
     dtype = operand_dtype(operands, shape, device.type)
     weights = packed_weights(model, dtype)

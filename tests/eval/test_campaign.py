@@ -48,7 +48,7 @@ def statuses(run):
 def test_every_row_is_written_with_its_measurement(tmp_path):
     events = []
     mine = candidate(tmp_path, "mine", "return model(x, mask)")
-    run = evaluate([A, B], [mine], processes=2, runs_dir=tmp_path / "runs", on_event=events.append, **FAST)
+    run = evaluate([A, B], mine, processes=2, runs_dir=tmp_path / "runs", on_event=events.append, **FAST)
     rows = run.records()
     arms = ("eager", mine, "identity")
     assert {row.key for row in rows} == {(p, s, arm) for p in range(2) for s in "ab" for arm in arms}
@@ -72,18 +72,24 @@ def test_each_bad_candidate_gets_its_own_row_and_harms_no_other(tmp_path):
         "memory": ("torch.empty(1 << 60)", "oom"),
         "floods": ("print('x' * 100000)\nreturn model(x, mask)", "ok"),
         "leaves": ("sys.exit(3)", "error"),
+        "leaves quietly": ("sys.exit(0)", "error"),
+        "interrupts": ("raise KeyboardInterrupt", "error"),
     }
     names = {name: candidate(tmp_path, name, body) for name, (body, _) in bad.items()}
     run = evaluate([A], list(names.values()), processes=1, runs_dir=tmp_path / "runs", **FAST)
     found = statuses(run)
     assert {name: found[0, "a", path] for name, path in names.items()} == {n: status for n, (_, status) in bad.items()}
     assert found[0, "a", "eager"] == found[0, "a", "identity"] == "ok"
+    reasons = {record.arm: record.reason for record in run.records()}
+    assert reasons[names["leaves quietly"]].startswith("the worker exited with status 0 at build of ")
+    assert reasons[names["interrupts"]].endswith(" KeyboardInterrupt")
+    assert "Traceback" not in reasons[names["interrupts"]] and "File" not in reasons[names["interrupts"]]
     summary = run.summary()
     assert summary.exit_code() is ExitCode.INCORRECT
     problems = "\n".join(summary.problems())
     for said in ("no luck", "(2, 7, 16), expected (2, 8, 16)", "not finite", "out of memory", "exited with status 3"):
         assert said in problems
-    assert len(summary.problems()) == 5
+    assert len(summary.problems()) == 7
 
 
 @pytest.mark.slow

@@ -111,6 +111,27 @@ def test_explain_names_the_chosen_rule_and_why_not_the_others(rooflane):
     assert "regime" in answer["rules"]["launch-bound"] or "launch_ratio" in answer["rules"]["launch-bound"]
 
 
+def test_explain_tells_a_rule_that_comes_later_from_one_whose_family_cannot_serve(rooflane):
+    _, out, _ = rooflane("rules", "explain", "published.csv", "--shape", "2", "--profile", "h200", "--json")
+    assert json.loads(out)[0]["rules"]["anything-else"] == "matches, but comes after the chosen rule"
+    _, out, _ = rooflane("rules", "explain", "published.csv", "--shape", "2", "--profile", "cpu", "--json")
+    verdict = json.loads(out)[0]["rules"]["fits-one-sm"]
+    assert verdict.startswith("matches, but its family resident cannot serve: needs an NVIDIA GPU")
+
+
+def test_a_shape_without_a_family_hides_no_other(rooflane):
+    status, out, err = rooflane("route", "published.csv", "--profile", "cpu")
+    assert status == ExitCode.USAGE
+    assert "shape 13 " in out and "shape 14 " not in out
+    assert err.startswith("rooflane: shape 14 ") and len(err.strip().splitlines()) == 1
+
+
+def test_families_count_what_the_router_would_take(rooflane):
+    _, out, _ = rooflane("families", "--profile", "cpu", "--json")
+    (chunked,) = [row for row in json.loads(out) if row["family"] == "chunked"]
+    assert chunked["serves"] == 13 and chunked["refused"][0]["reason"].startswith("needs ")
+
+
 RULE = '[[rule]]\nname = "all"\nwhen = {when}\nfamily = "{family}"\nbecause = "x"\n'
 BAD_REQUESTS = {
     "missing file": (None, ("classify", "nowhere.csv"), "nowhere.csv"),
@@ -133,6 +154,7 @@ BAD_REQUESTS = {
     "unknown shape": (None, ("eval", "published.csv", "--shape", "99"), "'99'"),
     "unknown device": (None, ("probe", "--device", "tpu"), "'tpu'"),
     "unknown plot format": (None, ("profile", "published.csv", "--plot", "a.gif"), ".svg or .png"),
+    "unknown arm": (None, ("profile", "published.csv", "--shape", "2", "--arm", "warp"), "rooflane: candidate 'warp'"),
     "no such run": (None, ("report", "nowhere"), "nowhere"),
     "no such runs": (None, ("compare", "nowhere", "neither"), "nowhere"),
     "no such candidate": (None, ("eval", "published.csv", "--candidate", "gone.py", "--device", "cpu"), "gone.py"),

@@ -78,7 +78,7 @@ def test_report_renews_the_readme_table_and_then_finds_it_up_to_date(folder: Pat
 
 
 def test_report_prints_json(folder: Path, finished: Path):
-    done = rooflane(folder, "report", str(finished), "--json")
+    done = rooflane(folder, "report", str(finished), "--markdown", "beside.md", "--json")
     assert {row["shape"]["id"] for row in json.loads(done.stdout)["shapes"]} == {"a", "b"}
 
 

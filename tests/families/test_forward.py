@@ -136,8 +136,11 @@ def test_unknown_options_are_named(device):
     model = build_baseline(shape, device, 1)
     with pytest.raises(ValueError, match="operand_dtype 'fp8'"):
         get_family("sdpa_flash").build(model, shape, device, operand_dtype="fp8")
-    with pytest.raises(ValueError, match="budget_gib"):
-        get_family("chunked").build(model, shape, device, budget_gib=0)
+    for budget in (0, float("nan"), "much", True):
+        with pytest.raises(ValueError, match="budget_gib"):
+            get_family("chunked").build(model, shape, device, budget_gib=budget)
+    with pytest.raises(ValueError, match="captured is 'maybe'"):
+        get_family("sdpa_flash").build(model, shape, device, captured="maybe")
 
 
 @pytest.mark.gpu
