@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rooflane.baseline.reference import BaselineTransformer, BaselineTransformerBlock
 
-# Two live copies of the scores (CONTRACT section 10), one fp32 copy more for half dtypes; 12 covers every dtype.
+# Two live copies of the scores, one fp32 copy more for half dtypes; 12 covers every dtype.
 SCORE_BYTES = 12
 # Rows of a block hold their q, k, v, context, residual, norm and feed-forward values: about 8 widths, fp64 at worst.
 ROW_WIDTHS = 8

@@ -252,7 +252,7 @@ def _stress(bench: _Bench, found: dict[str, object]) -> None:
 
 
 def _contract(bench: _Bench, found: dict[str, object]) -> None:
-    """Look for the promises of DESIGN that honest code tends to break; a broken one is a finding, not a failure."""
+    """Look for the promises to the caller that honest code tends to break; a broken one is a finding, not a failure."""
     findings: list[str] = []
     found["contract"] = findings
     if bench.late("checks of the promises to the caller"):

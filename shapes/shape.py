@@ -17,7 +17,7 @@ class Shape:
     """Describe one forward of a pre-norm transformer stack, input and output `[B, S, D]`.
 
     `id` names the shape in tables and records. `padding_ratio` is the largest share of a sequence that may be
-    padding, in `[0, 1)`, drawn per batch row (CONTRACT of the organiser's input generator). Raises `ShapeError`
+    padding, in `[0, 1)`, drawn per batch row as the organiser's generator does. Raises `ShapeError`
     when a size is not a positive integer or `d_model` is not divisible by `num_heads`.
     """
 
