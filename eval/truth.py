@@ -18,8 +18,8 @@ from rooflane.shapes import Shape
 
 Forward = Callable[[Tensor, Tensor | None], Tensor]
 
-# The worst error allowed, in units of the eager baseline's own: on stress inputs, and on
-# any input of a half-precision model.
+# The worst error allowed, in units of the eager baseline's own: on stress inputs, and on any input of a
+# half-precision model.
 STRESS_FACTOR = 2.0
 HALF_FACTOR = 1.5
 

@@ -10,8 +10,8 @@ import torch
 class BoundKernel:
     """One compiled kernel for fixed sizes; a launch costs the driver call and little else.
 
-    Triton's own call path hashes every argument to find the compiled kernel: 13 us a launch on a slow host, against
-    about 3 us here (H200 machine). The kernel's compile-time parameters must stand last in its signature.
+    Triton's own call path hashes every argument to find the compiled kernel, on every launch; here that is done once.
+    The kernel's compile-time parameters must stand last in its signature.
     """
 
     def __init__(

