@@ -5,15 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from math import isfinite
 
 import torch
 from torch import Tensor, nn
 
 from rooflane.baseline import BaselineTransformer, chunked_reference, config_of, generate_random_case, torch_dtype
-from rooflane.eval.gate import check_gate
-from rooflane.eval.records import TruthCheck
+from rooflane.eval.gate import TruthCheck, check_gate
+from rooflane.eval.stresses import SHARPEN, SPIKE, SPIKE_EVERY, Stress, load_stress_set
 from rooflane.shapes import Shape
 
 Forward = Callable[[Tensor, Tensor | None], Tensor]
@@ -23,33 +22,16 @@ Forward = Callable[[Tensor, Tensor | None], Tensor]
 STRESS_FACTOR = 2.0
 HALF_FACTOR = 1.5
 
-SHARPEN = 8.0
-SPIKE = 30.0
-SPIKE_EVERY = 1021  # a prime, so that spikes do not fall into one column
+PLAIN = Stress("plain")
+# The plain input stands first, so that every record carries both sides' ordinary error against fp64.
+STRESSES = (PLAIN, *load_stress_set())
+
+RAGGED_PADDING = 0.3
 
 # What fp64 may cost: FLOPs at the slowest rates we meet (CPU cores: 20 GFLOP/s; GPUs with 1/64 rate: 1 TFLOP/s).
 TRUTH_FLOPS = {"cpu": 2e9, "cuda": 2e11}
 TRUTH_SCRATCH_BYTES = 1 << 30
 TRUTH_INPUT_BYTES = 1 << 30
-
-
-@dataclass(frozen=True)
-class Stress:
-    """One stress input: how it is drawn and whether attention is sharpened through the weights."""
-
-    name: str
-    scale: float = 1.0
-    sharpen: bool = False
-    spikes: bool = False
-
-
-# Scaling weights sharpens attention; scaling inputs does not, since the residual stream swamps each block.
-STRESSES = (
-    Stress("q_proj x 8", sharpen=True),
-    Stress("input x 0.1", scale=0.1),
-    Stress("input x 3", scale=3.0),
-    Stress("spikes", spikes=True),
-)
 
 
 class Truth:
@@ -79,11 +61,10 @@ class Truth:
         """Return the float64 output `[rows, S, D]` of the chosen rows."""
         return chunked_reference(self._model, x[self.rows].double(), mask[self.rows], budget_bytes=TRUTH_SCRATCH_BYTES)
 
-    @contextmanager
-    def sharpened(self) -> Iterator[None]:
-        """Scale the model's query projections for the time of the block."""
-        with sharpened(self._model):
-            yield
+    @property
+    def model(self) -> BaselineTransformer:
+        """The float64 model; a stress changes its weights beside the candidate's."""
+        return self._model
 
 
 def judge(name: str, out: Tensor, eager: Tensor, true: Tensor, factor: float, label: str) -> TruthCheck:
@@ -92,9 +73,18 @@ def judge(name: str, out: Tensor, eager: Tensor, true: Tensor, factor: float, la
     Passes when every element passes the gate, or the worst error is at most `factor` times eager's own; a value
     that is not finite fails either way.
     """
-    mine, own = check_gate(out, true), check_gate(eager, true)
-    passed = mine.passed or (isfinite(mine.max_abs) and mine.max_abs <= factor * own.max_abs)
-    return TruthCheck(name=name, passed=passed, gate=mine, eager_max_abs=own.max_abs, factor=factor, rows=label)
+    mine, own = check_gate(out, true, spread=True), check_gate(eager, true, spread=True)
+    passed = mine.passed or (isfinite(own.max_abs) and mine.max_abs <= factor * own.max_abs)
+    return TruthCheck(
+        name=name,
+        passed=passed,
+        gate=mine,
+        eager_max_abs=own.max_abs,
+        eager_rms=own.rms,
+        eager_bins=own.bins,
+        factor=factor,
+        rows=label,
+    )
 
 
 def run_stress(
@@ -109,18 +99,13 @@ def run_stress(
 ) -> TruthCheck:
     """Run one stress input through candidate, eager and truth.
 
-    Sharpening scales the query projections in place on all three and puts them back, so a candidate that packs
-    its weights must notice both changes.
+    A stress on weights changes them in place on all three and puts them back, so a candidate that packs its weights
+    must notice both changes.
     """
-    x, mask = generate_random_case(
-        config_of(shape), device, torch_dtype(shape.dtype), seed, shape.padding_ratio, stress.scale
-    )
-    if stress.spikes:
-        x.flatten()[::SPIKE_EVERY] *= SPIKE
-    with ExitStack() as scaled:
-        if stress.sharpen:
-            for model in (sharpened(weights), sharpened(reference), truth.sharpened()):
-                scaled.enter_context(model)
+    x, mask = draw_stress(stress, shape, device, seed)
+    with ExitStack() as changed:
+        for model in (weights, reference, truth.model):
+            changed.enter_context(stressed(model, stress))
         with torch.inference_mode():
             out = forward(x, mask)[truth.rows]
             eager = reference(x, mask)[truth.rows]
@@ -128,17 +113,68 @@ def run_stress(
     return judge(stress.name, out, eager, true, STRESS_FACTOR, truth.label)
 
 
+def draw_stress(stress: Stress, shape: Shape, device: torch.device, seed: int) -> tuple[Tensor, Tensor]:
+    """Return a stress's input and mask."""
+    dtype = torch_dtype(shape.dtype)
+    x, mask = generate_random_case(config_of(shape), device, dtype, seed, shape.padding_ratio, stress.scale)
+    if stress.spikes:
+        x.flatten()[::SPIKE_EVERY] *= SPIKE
+    return x, mask
+
+
 @contextmanager
-def sharpened(model: nn.Module) -> Iterator[None]:
-    """Multiply every query projection of a model in place by 8, and put the exact values back afterwards."""
+def stressed(model: nn.Module, stress: Stress) -> Iterator[None]:
+    """Change a model's weights in place as a stress asks, and put the exact values back afterwards.
+
+    Models with parameters of the same names get the same values, whatever their dtype and device.
+    """
+    chosen = [
+        (name, parameter)
+        for name, parameter in model.named_parameters()
+        if any(part in name for part in stress.touches)
+    ]
+    kept = [parameter.detach().clone() for _, parameter in chosen]
     with torch.no_grad():
-        queries = [parameter for name, parameter in model.named_parameters() if "q_proj" in name]
-        kept = [parameter.clone() for parameter in queries]
-        for parameter in queries:
-            parameter.mul_(SHARPEN)
+        generator = torch.Generator().manual_seed(0)
+        for name, parameter in chosen:
+            if "q_proj" in name:
+                parameter.mul_(SHARPEN)
+            else:
+                drawn = torch.rand(parameter.shape, generator=generator, dtype=torch.float64)
+                # Weights 0.5 to 1.5, biases -0.5 to 0.5.
+                parameter.copy_(drawn + 0.5 if name.endswith("weight") else drawn - 0.5)
     try:
         yield
     finally:
         with torch.no_grad():
-            for parameter, value in zip(queries, kept, strict=True):
+            for (_, parameter), value in zip(chosen, kept, strict=True):
                 parameter.copy_(value)
+
+
+def missing_parameter(weights: nn.Module, stress: Stress) -> str | None:
+    """Return the part of a parameter name that a stress needs and a candidate's module lacks, None if it has all."""
+    names = [name for name, _ in weights.named_parameters()]
+    return next((part for part in stress.touches if not any(part in name for name in names)), None)
+
+
+def mask_cases(full: Tensor, mask: Tensor, seed: int) -> dict[str, tuple[Tensor, Tensor | None]]:
+    """Return the mask checks of an unpadded input and a ragged mask: input and mask by name.
+
+    Rows are zeroed only under a mask that calls them padding: LayerNorm blows up the rounding of a zero row, and
+    TF32 eager itself strays there.
+    """
+    mask = mask.clone()
+    mask[0] = True
+    single = mask.clone()
+    single[-1, 1:] = False
+    if len(mask) > 1:
+        mask = single
+    generator = torch.Generator(device=mask.device).manual_seed(seed)
+    holes = torch.rand(mask.shape, generator=generator, device=mask.device) > RAGGED_PADDING
+    holes[:, 0] = True  # a causal row that sees no key at all has no defined output
+    return {
+        f"padding {RAGGED_PADDING:g}": (full * mask[:, :, None], mask),
+        "one token": (full * single[:, :, None], single),
+        "holes": (full, holes),
+        "no mask": (full, None),
+    }

@@ -13,13 +13,21 @@ from torch import Tensor, nn
 from rooflane.baseline import BaselineTransformer, config_of, generate_random_case, torch_dtype
 from rooflane.eval.gate import GateResult, check_gate, merge_gates
 from rooflane.eval.records import Verification
-from rooflane.eval.truth import HALF_FACTOR, STRESSES, Truth, judge, run_stress
+from rooflane.eval.truth import (
+    HALF_FACTOR,
+    RAGGED_PADDING,
+    STRESSES,
+    Truth,
+    judge,
+    mask_cases,
+    missing_parameter,
+    run_stress,
+)
 from rooflane.shapes import Shape
 
 Forward = Callable[[Tensor, Tensor | None], Tensor]
 Level = Literal["full", "trials"]
 
-RAGGED_PADDING = 0.3
 # Freed NaN blocks the next allocation of the output's size may land on.
 POISON_BLOCKS = 4
 POISON_BYTES = 4 << 30
@@ -194,22 +202,8 @@ def _ragged(bench: _Bench, found: dict[str, object]) -> None:
     ragged: dict[str, GateResult] = {}
     found["ragged"] = ragged
     _, mask = bench.draw(100, RAGGED_PADDING)
-    # Never zeroed rows without a mask: LayerNorm blows their rounding up, and TF32 eager itself strays there.
     full, _ = bench.draw(100, 0.0)
-    mask[0] = True
-    single = mask.clone()
-    single[-1, 1:] = False
-    if len(mask) > 1:
-        mask = single
-    generator = torch.Generator(device=bench.device).manual_seed(bench.seed + 101)
-    holes = torch.rand(mask.shape, generator=generator, device=bench.device) > RAGGED_PADDING
-    holes[:, 0] = True  # a causal row that sees no key at all has no defined output
-    cases: dict[str, tuple[Tensor, Tensor | None]] = {
-        f"padding {RAGGED_PADDING:g}": (full * mask[:, :, None], mask),
-        "one token": (full * single[:, :, None], single),
-        "holes": (full, holes),
-        "no mask": (full, None),
-    }
+    cases = mask_cases(full, mask, bench.seed + 101)
     for name, (x, mask) in cases.items():
         if bench.late(f"mask check {name!r}"):
             return
@@ -219,16 +213,15 @@ def _ragged(bench: _Bench, found: dict[str, object]) -> None:
 
 
 def _stress(bench: _Bench, found: dict[str, object]) -> None:
-    """Run the stress inputs, then one plain trial: the weights that sharpening changed are back, and must be seen."""
+    """Judge a plain input and the stress inputs, then one plain trial: weights are back, and that must be seen."""
     checks = []
     found["truth"] = checks
     truth = bench.truth or Truth(bench.reference, bench.shape, bench.device)
-    sharpens = any("q_proj" in name for name, _ in bench.weights.named_parameters())
     for index, stress in enumerate(STRESSES):
         if bench.late(f"stress input {stress.name!r}"):
             return
-        if stress.sharpen and not sharpens:
-            bench.notes.append(f"stress input {stress.name!r} not run: the candidate has no parameter named q_proj")
+        if part := missing_parameter(bench.weights, stress):
+            bench.notes.append(f"stress input {stress.name!r} not run: the candidate has no parameter named {part}")
             continue
         check = run_stress(
             stress,
