@@ -31,12 +31,18 @@ class Ablation:
     edit: Callable[[BaselineTransformer], Forward]
     remembers: bool = False
 
-    def run(self, model: BaselineTransformer, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Return the output of a faulty copy of `model`; of a stale mask, that after a call with a full one."""
+    def build(self, model: BaselineTransformer) -> Forward:
+        """Return the faulty forward of a copy of `model`; a stale mask is that of a call with every token valid."""
         forward = self.edit(copy.deepcopy(model))
-        if self.remembers and mask is not None:
-            forward(x, torch.ones_like(mask))
-        return forward(x, mask)
+        if not self.remembers:
+            return forward
+
+        def after_a_full_mask(x: Tensor, mask: Tensor | None) -> Tensor:
+            if mask is not None:
+                forward(x, torch.ones_like(mask))
+            return forward(x, mask)
+
+        return after_a_full_mask
 
 
 def ablations(window: int = DEFAULT_WINDOW) -> tuple[Ablation, ...]:

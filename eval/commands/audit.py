@@ -74,13 +74,14 @@ def _show(audit: Audit) -> None:
     """Print one table a shape, and what follows from them."""
     conditions = [*audit.always, *audit.stresses, *audit.asked]
     for shape, findings in groupby(audit.findings, key=lambda finding: finding.shape):
-        rows: dict[str, list[str]] = {}
+        rows: dict[str, dict[str, str]] = {}
         for finding in findings:
             use = f"({finding.use:.3g})" if finding.use <= 1 else f"{finding.use:.3g}"
-            cell = "same" if finding.same else use
-            rows.setdefault(finding.ablation, []).append(cell)
+            rows.setdefault(finding.ablation, {})[finding.condition] = "same" if finding.same else use
         title = f"{shape} ({audit.shapes[shape]}): use of what each check allows, in brackets where the fault passes"
-        print_table(title, ["ablation", *conditions], [(name, *cells) for name, cells in rows.items()])
+        print_table(
+            title, ["ablation", *conditions], [(name, *map(cells.get, conditions)) for name, cells in rows.items()]
+        )
     out = console()
     out.print(f"Always run: {', '.join(audit.always)}. Unseen by these: {_said(audit.unseen())}.")
     for name in audit.pick():
