@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from rooflane.baseline import (
     CONTROLS,
+    PROBES,
     BaselineTransformer,
     build_baseline,
     config_of,
@@ -22,8 +23,8 @@ from rooflane.baseline import (
     torch_dtype,
 )
 from rooflane.eval.candidates import Plan, build_candidate, parse_candidate, plan_candidate
-from rooflane.eval.records import Kind, Status, Timing, Verification
-from rooflane.eval.verify import is_oom, one_line
+from rooflane.eval.failures import is_oom, one_line
+from rooflane.eval.records import COPY_PREFIX, EAGER, NOOP, Kind, Status, Timing, Verification
 from rooflane.shapes import Shape
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Arm:
     status: Status = "ok"
     reason: str = ""
     setup_s: float | None = None
+    first_call_s: float = 0.0
     verification: Verification | None = None
     timing: Timing | None = None
     measured_peak_bytes: int | None = None
@@ -63,7 +65,7 @@ class Arm:
 
 def build_arm(
     name: str,
-    reference: BaselineTransformer,
+    reference: BaselineTransformer | None,
     shape: Shape,
     device: torch.device,
     profile: Profile,
@@ -72,15 +74,15 @@ def build_arm(
     *,
     call: bool = True,
 ) -> Arm:
-    """Build a control or candidate on its own copy of the weights and make its first call; raises nothing.
+    """Build a control or candidate on a model of its own and make its first call; raises nothing.
 
-    `setup_s` runs from the build to the end of the first call, which is where compilation and capture happen;
-    `call=False` leaves that call out.
+    The weights are those of `seed`, or copied from `reference` where one is given. `setup_s` runs from the build to
+    the end of the first call, which is where compilation and capture happen; `call=False` leaves that call out.
     """
-    arm = Arm(name, "control" if name in CONTROLS else "candidate")
+    arm = Arm(name, kind_of(name))
+    control = CONTROLS.get(name) or PROBES.get(name)
     try:
-        if arm.kind == "control":
-            control = CONTROLS[name]
+        if control:
             arm.plan = Plan(contract=control.contract, unsupported=control.supports(device.type))
         else:
             candidate = parse_candidate(name)
@@ -89,18 +91,28 @@ def build_arm(
             arm.status, arm.reason = "unsupported", arm.plan.unsupported
             return arm
         model = build_baseline(shape, device, seed)
-        copy_model_weights(reference, model)
+        if reference is not None:
+            copy_model_weights(reference, model)
         before = perf_counter()
-        if arm.kind == "control":
+        if control:
             arm.forward, arm.weights = control.build(model, shape, device), model
         else:
             arm.forward, arm.weights = build_candidate(candidate, arm.plan, model, shape, device)
         if call:
-            first_call(arm.forward, shape, device, seed)
+            arm.first_call_s = first_call(arm.forward, shape, device, seed)
         arm.setup_s = perf_counter() - before
     except Exception as error:  # a candidate may raise anything; its row says what
         arm.fail(error, "building it and calling it once")
     return arm
+
+
+def kind_of(name: str) -> Kind:
+    """Return what kind of arm a name stands for."""
+    if name.startswith(COPY_PREFIX):
+        return "copy"
+    if name in PROBES:
+        return "noop" if name == NOOP else "anchor"
+    return "baseline" if name == EAGER else "control" if name in CONTROLS else "candidate"
 
 
 def first_call(forward: Forward, shape: Shape, device: torch.device, seed: int) -> float:

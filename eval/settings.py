@@ -1,4 +1,4 @@
-"""Settings of a run, and the job a worker gets: what the parent hands to a fresh process, as JSON."""
+"""Settings of a run, what is still to do of it, and seeds that nobody can guess."""
 
 from __future__ import annotations
 
@@ -79,22 +79,6 @@ class ShapeTodo(BaseModel):
     shape: dict[str, Any]
     arms: tuple[str, ...]
     oversize: bool
-
-
-class Job(BaseModel):
-    """Everything a worker needs."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    run: str
-    process: int
-    seed: int
-    device: Literal["cpu", "cuda"]
-    settings: Settings
-    profile: dict[str, Any]
-    candidates: tuple[str, ...]
-    todo: tuple[ShapeTodo, ...]
-    deadline_s: float | None = Field(description="seconds this process may take; None for no limit")
 
 
 def derive_seed(*parts: object) -> int:
