@@ -47,7 +47,6 @@ class Arm:
     status: Status = "ok"
     reason: str = ""
     setup_s: float | None = None
-    first_call_s: float = 0.0
     verification: Verification | None = None
     timing: Timing | None = None
     measured_peak_bytes: int | None = None
@@ -99,7 +98,7 @@ def build_arm(
         else:
             arm.forward, arm.weights = build_candidate(candidate, arm.plan, model, shape, device)
         if call:
-            arm.first_call_s = first_call(arm.forward, shape, device, seed)
+            first_call(arm.forward, shape, device, seed)
         arm.setup_s = perf_counter() - before
     except Exception as error:  # a candidate may raise anything; its row says what
         arm.fail(error, "building it and calling it once")

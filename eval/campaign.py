@@ -42,7 +42,7 @@ CONTROL_NAMES = ("identity", "sdpa", "compiled", "compiled_reduce_overhead")
 # Of a limited run, the share of the time the first process may take: it compiles, the others find its caches.
 FIRST_SHARE = 0.6
 # What a run's time is well spent on; the rest is overhead.
-WORK = ("first calls", "warm-up", "measurement", "verification")
+WORK = ("warm-up", "measurement", "verification")
 # The compiler's own modules take seconds to import; where they are sure to be needed the fork server has them ready.
 COMPILER_MODULES = ("torch._dynamo", "torch._inductor.compile_fx")
 COMPILING_FAMILIES = ("graph_compile",)

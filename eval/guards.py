@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -136,9 +136,9 @@ def _functions() -> dict[str, Any]:
         if module_name.startswith(WATCHED_PACKAGES) and isinstance(module, ModuleType):
             marks[module_name] = id(module)
             for name, value in list(vars(module).items()):
-                if isinstance(value, FunctionType):
+                if callable(value):
                     marks[f"{module_name}.{name}"] = _mark(value)
-                elif isinstance(value, type) and value.__module__ == module_name:
+                if isinstance(value, type) and value.__module__ == module_name:
                     for method, function in list(vars(value).items()):
                         if isinstance(function, FunctionType):
                             marks[f"{module_name}.{name}.{method}"] = _mark(function)
@@ -147,4 +147,4 @@ def _functions() -> dict[str, Any]:
 
 def _mark(value: Callable) -> tuple[int, int]:
     code = getattr(value, "__code__", None)
-    return id(value), hash(code.co_code) if code is not None else 0
+    return id(value), hash(code.co_code) if isinstance(code, CodeType) else 0

@@ -103,7 +103,7 @@ class Lane:
             self._tampered(f"timed calls returned something else than the verified ones: {found['fault']}")
         if self.judge and found["deferred"]:
             self._tampered(
-                f"the output of timed call {found['deferred'][0] + 1} of {calls} changed after its stream had passed it: "
+                f"the output of timed call {found['deferred'][0] + 1} of {calls} changed after its stream passed it: "
                 "work was left to be done outside the clock"
             )
         self.tokens.append(found["tokens"])

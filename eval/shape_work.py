@@ -167,9 +167,6 @@ class ShapeWork:
             return
         row.plan, row.status, row.reason = answer["plan"], answer["status"], answer["reason"]
         row.setup_s, row.ready = answer["setup_s"], answer["status"] == "ok"
-        # A first call does a call's work too; what it compiles, captures or tunes is set-up.
-        self.team.spent["set-up"] -= answer["first_call_s"]
-        self.team.spent["first calls"] = self.team.spent.get("first calls", 0.0) + answer["first_call_s"]
 
     def verify(self, row: ArmRow) -> None:
         """Verify an arm; decide whether it is timed."""

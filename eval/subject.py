@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rooflane.baseline import build_baseline, copy_model_weights
+from rooflane.baseline import build_baseline, copy_model_weights, torch_dtype
 from rooflane.eval.arms import Arm, build_arm
 from rooflane.eval.cases import Case, draw_case
+from rooflane.eval.fingerprint import Fingerprinter
 from rooflane.eval.guards import ProcessState, child_count, digest, thread_count
 from rooflane.eval.outputs import SharedBytes, describe_output, output_fault, poison
 from rooflane.eval.promises import Inputs, run_trial
@@ -21,6 +22,10 @@ from rooflane.shapes import Shape
 
 if TYPE_CHECKING:
     from rooflane.dispatch import Profile
+
+
+# Enough for torch to hand the work to its pool.
+POOL_ELEMENTS = 1 << 20
 
 
 class WrongKind(Exception):
@@ -41,7 +46,7 @@ class Subject:
         self.buffer = buffer
         self.arms: dict[str, Arm] = {}
         self.state = ProcessState()
-        self._threads = self._children = 0
+        self._running: tuple[int, int] | None = None
 
     def adopt(self, arm: Arm) -> None:
         """Take an arm that was built elsewhere, such as eager itself."""
@@ -58,7 +63,6 @@ class Subject:
             "status": arm.status,
             "reason": arm.reason,
             "setup_s": arm.setup_s,
-            "first_call_s": arm.first_call_s,
         }
 
     def call(self, arm: str, case: dict[str, Any], promise: str = "") -> dict[str, Any]:
@@ -106,13 +110,19 @@ class Subject:
 
     def settle(self) -> dict[str, Any]:
         """Note how many threads and processes run now, before anything is timed."""
-        self._threads, self._children = thread_count(), child_count()
+        # What the harness itself starts later is started now: torch's thread pool, the fingerprint's compiler.
+        torch.ones(POOL_ELEMENTS).mul_(2)
+        tokens, width = self.shape.tokens, self.shape.d_model
+        Fingerprinter(tokens * width, tokens, torch_dtype(self.shape.dtype), self.device, 0, 1)
+        self._running = thread_count(), child_count()
         return {}
 
     def inspect(self) -> dict[str, Any]:
         """Return what was tampered with since this shape began, and the threads and processes begun while timing."""
         findings = self.state.changes()
-        threads, children = thread_count() - self._threads, child_count() - self._children
+        threads, children = 0, 0
+        if self._running:
+            threads, children = thread_count() - self._running[0], child_count() - self._running[1]
         if threads > 0:
             findings.append(f"{threads} threads were started while the candidate was timed and still run")
         if children > 0:

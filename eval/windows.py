@@ -78,7 +78,7 @@ class Windows:
                 for number in range(count):
                     self.subject.arms[arm].forward(*self._draw(seed + 1 + number))
                 self.clock.synchronize()
-                # Again when the first calls compiled, tuned or allocated: a slow start must not buy a short measurement.
+                # Again: the first calls may have compiled or tuned, and a slow start must not buy few calls.
                 call_ns = min(call_ns, estimate_ns(self.subject.arms[arm].forward, case, self.clock))
             return {"call_ns": call_ns, "warmups": count}
         except Exception as error:
@@ -196,7 +196,7 @@ class Windows:
             return failure(error)
 
     def _rotate(self, forward: Any, cases: list, calls: int) -> list[int]:
-        """Time calls over inputs that overflow the L2 five times between two uses; nothing where that takes too many."""
+        """Time calls over inputs that overflow the L2 five times between two uses; nothing where that is too many."""
         device = self.subject.device
         if device.type != "cuda":
             return []
