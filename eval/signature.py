@@ -10,8 +10,6 @@ from torch.autograd.profiler import profile
 
 Forward = Callable[[Tensor, Tensor | None], Tensor]
 
-IS_BASELINE = "its operations are the baseline's own, one for one"
-
 
 def operation_signature(forward: Forward, x: Tensor, mask: Tensor | None) -> tuple[tuple[str, str], ...]:
     """Return the name and input shapes of every torch operation of one call, in order.

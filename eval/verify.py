@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from rooflane.eval.cases import MASK_NAMES, Case
 from rooflane.eval.gate import GateResult, TruthCheck, merge_gates
-from rooflane.eval.promises import PROMISES, UNSTABLE
+from rooflane.eval.promises import IS_BASELINE, PROMISES, UNSTABLE
 from rooflane.eval.records import Verification
 from rooflane.shapes import Shape
 
@@ -221,3 +221,5 @@ def _contract(bench: _Bench, found: dict[str, Any]) -> None:
             findings.append(promise.finding)
     if not checked(bench.subject("repeat", case=bench.case(CONTRACT + 50).as_dict()))["same"]:
         bench.notes.append(UNSTABLE)
+    if checked(bench.subject("signature", case=bench.case(CONTRACT + 51).as_dict()))["baseline"]:
+        bench.notes.append(IS_BASELINE)

@@ -11,7 +11,7 @@ from rooflane.eval.arms import Arm
 from rooflane.eval.judge import Judge
 from rooflane.eval.launch import Buffer
 from rooflane.eval.outputs import SharedBytes, poison
-from rooflane.eval.promises import PROMISES
+from rooflane.eval.promises import IS_BASELINE, PROMISES
 from rooflane.eval.records import Verification
 from rooflane.eval.subject import Subject
 from rooflane.eval.truth import STRESSES
@@ -52,7 +52,7 @@ def check(shape, wrap, level="full", models=None, **options) -> Verification:
 
 def test_the_baseline_itself_passes_everything(tiny_shape):
     found = check(tiny_shape, lambda model: model)
-    assert (found.status, found.reason, found.contract, found.notes) == ("ok", "", [], [])
+    assert (found.status, found.reason, found.contract, found.notes) == ("ok", "", [], [IS_BASELINE])
     assert found.contract_class == "pure"
     assert found.trials == 5
     assert found.gate.use == 0
@@ -202,7 +202,7 @@ def test_broken_promises_are_findings_and_not_failures(tiny_shape):
     assert found.contract_class == "contract-dependent"
     found = check(tiny_shape, by_identity)
     assert (found.status, found.contract_class) == ("ok", "contract-dependent")
-    assert found.contract == ["an input updated in place is not seen", "a mask changed in place is not seen"]
+    assert found.contract == [PROMISES[name].finding for name in ("input updated", "elements updated", "mask updated")]
 
 
 def test_an_answer_remembered_by_address_is_found(tiny_shape):
