@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import sys
 from collections.abc import Callable
@@ -18,7 +19,6 @@ from rooflane.baseline import (
     BaselineTransformer,
     build_baseline,
     config_of,
-    copy_model_weights,
     generate_random_case,
     torch_dtype,
 )
@@ -75,7 +75,7 @@ def build_arm(
 ) -> Arm:
     """Build a control or candidate on a model of its own and make its first call; raises nothing.
 
-    The weights are those of `seed`, or copied from `reference` where one is given. `setup_s` runs from the build to
+    The model is drawn from `seed`, or is a copy of `reference` where one is given. `setup_s` runs from the build to
     the end of the first call, which is where compilation and capture happen; `call=False` leaves that call out.
     """
     arm = Arm(name, kind_of(name))
@@ -89,9 +89,8 @@ def build_arm(
         if arm.plan.unsupported:
             arm.status, arm.reason = "unsupported", arm.plan.unsupported
             return arm
-        model = build_baseline(shape, device, seed)
-        if reference is not None:
-            copy_model_weights(reference, model)
+        # A copy on the device is quick; drawing the weights of a large model on the CPU takes seconds.
+        model = build_baseline(shape, device, seed) if reference is None else copy.deepcopy(reference)
         before = perf_counter()
         if control:
             arm.forward, arm.weights = control.build(model, shape, device), model

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from rooflane.eval.gate import ATOL, RTOL
 
 ROWS_AT_MOST = 128
 BLOCK = 1024
+# Bytes: what Triton assumes of a pointer it was compiled for.
+ALIGNMENT = 16
 # A sum of random signs times errors is normal; five deviations of the largest error the gate allows, never met by
 # chance: 1e-6 a row, a few thousand rows a campaign.
 DEVIATIONS = 5.0
@@ -51,12 +54,22 @@ class Fingerprinter:
     def take(self, out: Tensor, slot: int) -> None:
         """Queue the fingerprint of an output of the right size on the current stream."""
         pointer = out.data_ptr()
-        if self._kernel is not None and out.is_contiguous() and pointer % 16 == 0:
-            stream = torch._C._cuda_getCurrentRawStream(self.device.index or 0)
-            self._kernel(stream, pointer, self._signs.data_ptr(), self._slots.data_ptr() + slot * self._stride)
+        if self._kernel is not None and out.is_contiguous() and pointer % ALIGNMENT == 0:
+            self.launcher()(pointer, slot)
             return
         flat = out.reshape(self.rows, self.width)
         _mv(flat if flat.dtype == torch.float32 else flat.float(), self._signs, out=self._slots[slot, : self.rows])
+
+    def launcher(self) -> Callable[[int, int], None] | None:
+        """Return `take` for contiguous outputs given by their aligned address, None where no kernel is bound.
+
+        The stream is the one that is current now: what a candidate makes current later is not the timed one.
+        """
+        if self._kernel is None:
+            return None
+        kernel, stream = self._kernel, torch._C._cuda_getCurrentRawStream(self.device.index or 0)
+        signs, first, stride = self._signs.data_ptr(), self._slots.data_ptr(), self._stride
+        return lambda pointer, slot: kernel(stream, pointer, signs, first + slot * stride)
 
     def read(self) -> Tensor:
         """Wait for the device and return every slot, `[slots, rows]` on the CPU."""

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rooflane.baseline import BaselineTransformer, build_baseline, copy_model_weights, torch_dtype
+from rooflane.baseline import BaselineTransformer, torch_dtype
 from rooflane.eval import fingerprint
 from rooflane.eval.cases import Case, draw_case
 from rooflane.eval.gate import GateResult, check_gate
 from rooflane.eval.outputs import SharedBytes
+from rooflane.eval.subject import flipped_weights
 from rooflane.eval.truth import HALF_FACTOR, STRESS_FACTOR, STRESSES, Truth, judge, stressed
 from rooflane.shapes import Shape
 
@@ -31,25 +32,24 @@ class Judge:
     """Compares outputs of one shape with the reference; every method returns plain values."""
 
     def __init__(
-        self, reference: BaselineTransformer, shape: Shape, device: torch.device, buffers: list[SharedBytes], seed: int
+        self, reference: BaselineTransformer, shape: Shape, device: torch.device, buffers: list[SharedBytes]
     ) -> None:
         self.reference = reference
         self.shape = shape
         self.device = device
         self.buffers = buffers
-        self.seed = seed
         self._truth: Truth | None = None
         self._cached: tuple[Any, Tensor] | None = None
 
-    def compare(self, case: dict[str, Any], output: dict[str, Any], buffer: int, weights: int | None = None) -> dict:
-        """Gate an output on a case; `weights` names the seed of weights other than the shape's own."""
+    def compare(self, case: dict[str, Any], output: dict[str, Any], buffer: int, flipped: bool = False) -> dict:
+        """Gate an output on a case; `flipped` says that the rows of every weight were reversed for it."""
         case = Case(**case)
         out, fault = self._read(output, buffer)
         if fault:
             return {"gate": fault.model_dump(mode="json")}
-        with self._loaded(weights), torch.inference_mode():
+        with self._loaded(flipped), torch.inference_mode():
             x, mask = draw_case(case, self.shape, self.device)
-            gate = self._gate(out, self._answer(case, x, mask, weights), x, mask, weights)
+            gate = self._gate(out, self._answer(case, x, mask, flipped), x, mask, flipped)
         return {"gate": gate.model_dump(mode="json")}
 
     def stress_names(self) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class Judge:
         case = Case(**case)
         with torch.inference_mode():
             x, mask = draw_case(case, self.shape, self.device)
-            ref = self._answer(case, x, mask, None)
+            ref = self._answer(case, x, mask)
             expected = fingerprint.of_output(ref, self.shape.tokens, mark_seed)
             allowed = fingerprint.limits(ref, self.shape.tokens)
         row, ratio = fingerprint.worst_row(_decode(marks), expected, allowed)
@@ -108,9 +108,9 @@ class Judge:
             )
         return self.buffers[buffer].read(shape, dtype, self.device), None
 
-    def _answer(self, case: Case, x: Tensor, mask: Tensor | None, weights: int | None) -> Tensor:
+    def _answer(self, case: Case, x: Tensor, mask: Tensor | None, flipped: bool = False) -> Tensor:
         """Return the reference's output, from the last question where it was the same."""
-        key = (case, weights)
+        key = (case, flipped)
         if self._cached and self._cached[0] == key:
             return self._cached[1]
         self._cached = None
@@ -119,11 +119,11 @@ class Judge:
             self._cached = key, ref
         return ref
 
-    def _gate(self, out: Tensor, ref: Tensor, x: Tensor, mask: Tensor | None, weights: int | None) -> GateResult:
+    def _gate(self, out: Tensor, ref: Tensor, x: Tensor, mask: Tensor | None, flipped: bool) -> GateResult:
         """Gate an output; for half precision, where eager itself fails the gate, judge both sides against fp64."""
         if self.shape.dtype == "float32":
             return check_gate(out, ref)
-        truth = self._need_truth() if weights is None else self._make_truth()
+        truth = self._make_truth() if flipped else self._need_truth()
         whole = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
         check = judge("", out[truth.rows], ref[truth.rows], truth(x, whole), HALF_FACTOR, truth.label)
         finite = bool(torch.isfinite(out).all())
@@ -145,13 +145,13 @@ class Judge:
             return Truth(self.reference, self.shape, self.device)
 
     @contextmanager
-    def _loaded(self, seed: int | None) -> Iterator[None]:
-        """Hold the weights of another seed for a moment."""
-        if seed is None:
+    def _loaded(self, flipped: bool) -> Iterator[None]:
+        """Hold the other weights for a moment."""
+        if not flipped:
             yield
             return
         kept = {name: tensor.clone() for name, tensor in self.reference.state_dict().items()}
-        copy_model_weights(build_baseline(self.shape, self.device, seed), self.reference)
+        self.reference.load_state_dict(flipped_weights(self.reference))
         try:
             yield
         finally:

@@ -96,7 +96,12 @@ class SharedBytes:
         if self._bytes is None or self._bytes.numel() < size:
             if os.fstat(self._descriptor).st_size < size:
                 os.ftruncate(self._descriptor, size)
+            if self._bytes is not None and torch.cuda.is_initialized():
+                torch.cuda.cudart().cudaHostUnregister(self._bytes.data_ptr())
             self._bytes = torch.frombuffer(mmap.mmap(self._descriptor, size), dtype=torch.uint8)
+            if torch.cuda.is_initialized():
+                # Pinned, or each copy of a large output would pass through a small staging buffer.
+                torch.cuda.cudart().cudaHostRegister(self._bytes.data_ptr(), size, 0)
         return self._bytes
 
 

@@ -95,7 +95,7 @@ class ShapeWork:
         """Measure the arms that are still to do and hand over their rows, eager's last."""
         eager = ArmRow(EAGER, "baseline", REFERENCE)
         with self.team.spending("set-up"):
-            self.begin(REFERENCE, capped=not self.todo.oversize)
+            self.begin_all()
             answer = self.ask(REFERENCE, "reference", f"build of {EAGER}", call=not self.todo.oversize)
         if self.todo.oversize:
             self.run_oversize()
@@ -158,7 +158,7 @@ class ShapeWork:
         """Build an arm in its worker and make its first call."""
         started = monotonic()
         with self.team.spending("set-up"):
-            if row.worker != REFERENCE and row.kind == "candidate":
+            if row.worker not in self.capacities:
                 self.begin(row.worker)
             answer = self.ask(row.worker, "build", f"build of {row.name}", name=row.name, call=call)
         self.context.setup_s[row.name] = monotonic() - started
@@ -178,8 +178,7 @@ class ShapeWork:
                 self.shape,
                 device=self.context.device,
                 seed=self.seed(f"verify {row.name}"),
-                # A copy is the same code on the same weights: one trial tells whether it was built right.
-                trials=1 if row.kind == "copy" else self.settings.trials,
+                trials=self._trials(row),
                 # Ragged masks, stress and contract depend on the code and not on the process: the first one does them.
                 level="full" if full else "trials",
                 # The checks of one arm must leave time for the others' and for the timing.
@@ -189,6 +188,11 @@ class ShapeWork:
         # A control that fails the gate is what users would get: it is timed and flagged. A candidate is not.
         if row.status != "ok" and (row.kind != "control" or row.status != "incorrect"):
             row.ready = False
+
+    def _trials(self, row: ArmRow) -> int:
+        """Return an arm's accuracy trials: one tells whether a copy, or a control again, was built right."""
+        once = row.kind == "copy" or (row.kind == "control" and self.context.process > 0)
+        return 1 if once else self.settings.trials
 
     def close(self, row: ArmRow, timing: ShapeTiming | None = None) -> None:
         """Ask a candidate's worker what it can see of tampering, and hold the clocks against each other."""
@@ -210,8 +214,11 @@ class ShapeWork:
     def run_oversize(self) -> None:
         """Measure each candidate alone against the chunked reference: two would not fit beside each other."""
         references = []
-        self.begin(REFERENCE, capped=False)
-        self.ask(REFERENCE, "reference", f"build of {EAGER}", call=False)
+        if not self.todo.oversize:
+            # Eager fitted by prediction and failed: what it left behind must be free, and its cap lifted.
+            self.todo = self.todo.model_copy(update={"oversize": True})
+            self.begin(REFERENCE)
+            self.ask(REFERENCE, "reference", f"build of {EAGER}", call=False)
         for name in self.todo.arms:
             if name not in self.context.candidates:
                 continue
@@ -229,19 +236,39 @@ class ShapeWork:
             self.emit(row)
             # Its memory must be free before the next one's call.
             self.team.end(name)
+            self.capacities.pop(name, None)
         # One reference row a process, whichever candidate it was made with.
         self.emit(*references[:1])
 
-    def begin(self, worker: str, *, capped: bool = True) -> None:
-        """Have a worker begin this shape."""
+    def begin_all(self) -> None:
+        """Have every worker begin this shape, side by side: drawing a large model's weights takes seconds."""
+        names = [REFERENCE, *(name for name in self.context.candidates if name in self.todo.arms)]
+        if self.todo.oversize:
+            names = names[:1]
+        self.context.on_stage(self.shape.id, EAGER, "build")
+        answers = self.team.ask_all(names, "shape", f"build of {EAGER}", **self._beginning(REFERENCE))
+        for name, answer in answers.items():
+            self._begun(name, answer)
+
+    def begin(self, worker: str) -> None:
+        """Have one worker begin this shape."""
         self.team.ensure(worker)
+        stage = f"build of {EAGER if worker == REFERENCE else worker}"
+        self._begun(worker, self.ask(worker, "shape", stage, **self._beginning(worker)))
+        if worker not in self.capacities:
+            raise Crash("its worker cannot begin the shape")
+
+    def _beginning(self, worker: str) -> dict[str, Any]:
+        # The cap stands for a smaller device; a chunked reference may use what is really there.
+        capped = not (self.todo.oversize and worker == REFERENCE)
         cap = self.settings.memory_cap_bytes if capped else None
-        values = {"shape": self.shape.as_dict(), "seed": self.seed("weights"), "memory_cap_bytes": cap}
-        answer = self.ask(worker, "shape", f"build of {EAGER if worker == REFERENCE else worker}", **values)
-        if "failed" in answer:
-            crash = Crash(f"its worker cannot begin the shape: {answer['reason']}")
-            raise ReferenceLost(str(crash), EAGER) if worker == REFERENCE else crash
-        self.capacities[worker] = answer["capacity"]
+        return {"shape": self.shape.as_dict(), "seed": self.seed("weights"), "memory_cap_bytes": cap}
+
+    def _begun(self, worker: str, answer: dict[str, Any]) -> None:
+        if "failed" not in answer:
+            self.capacities[worker] = answer["capacity"]
+        elif worker == REFERENCE:
+            raise ReferenceLost(f"its worker cannot begin the shape: {answer['reason']}", EAGER)
 
     def new_row(self, name: str) -> ArmRow:
         """Return an arm's empty row."""

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from rooflane.baseline import build_baseline, copy_model_weights, torch_dtype
+from rooflane.baseline import BaselineTransformer, torch_dtype
 from rooflane.eval.arms import Arm, build_arm
 from rooflane.eval.cases import Case, draw_case
 from rooflane.eval.fingerprint import Fingerprinter
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 POOL_ELEMENTS = 1 << 20
 
 
+# The seed of the input an arm is first called on.
+FIRST_INPUT = 0
+
+
 class WrongKind(Exception):
     """An output that is no plain tensor of the right shape, or a call that changed what it was given."""
 
@@ -37,13 +41,20 @@ class Subject:
     """One worker's arms; every method returns plain values, and nothing a candidate raises escapes it."""
 
     def __init__(
-        self, shape: Shape, device: torch.device, profile: Profile, rules: Any, seed: int, buffer: SharedBytes
+        self,
+        shape: Shape,
+        device: torch.device,
+        profile: Profile,
+        rules: Any,
+        template: BaselineTransformer,
+        buffer: SharedBytes,
     ) -> None:
         self.shape = shape
         self.device = device
         self.profile = profile
         self.rules = rules
-        self.seed = seed
+        # The shape's model and weights; every arm is built on a copy of it.
+        self.template = template
         self.buffer = buffer
         self.arms: dict[str, Arm] = {}
         self.state = ProcessState()
@@ -56,7 +67,7 @@ class Subject:
     def build(self, name: str, *, call: bool = True) -> dict[str, Any]:
         """Build an arm by name and make its first call; return its plan, status, reason and set-up seconds."""
         base = name.removeprefix(COPY_PREFIX)
-        arm = build_arm(base, None, self.shape, self.device, self.profile, self.rules, self.seed, call=call)
+        arm = build_arm(base, self.template, self.shape, self.device, self.profile, self.rules, FIRST_INPUT, call=call)
         arm.name = name
         self.arms[name] = arm
         return {
@@ -108,12 +119,12 @@ class Subject:
         except Exception as error:
             return failure(error)
 
-    def load(self, arm: str, seed: int | None) -> dict[str, Any]:
-        """Load the weights of another seed into an arm's module; None loads its own back."""
+    def load(self, arm: str, flipped: bool) -> dict[str, Any]:
+        """Load the shape's weights into an arm's module, or the same with every tensor's rows in reverse order."""
         try:
             with torch.inference_mode(False):
-                source = build_baseline(self.shape, self.device, self.seed if seed is None else seed)
-                copy_model_weights(source, self.arms[arm].weights)
+                weights = flipped_weights(self.template) if flipped else self.template.state_dict()
+                self.arms[arm].weights.load_state_dict(weights)
             return {}
         except Exception as error:
             return failure(error)
@@ -164,6 +175,11 @@ class Subject:
             if fault := output_fault(out, x, mask):
                 raise WrongKind(fault)
             return out
+
+
+def flipped_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return other weights for a model, the same wherever they are made: its own, every tensor's rows reversed."""
+    return {name: tensor.detach().flip(0) for name, tensor in model.state_dict().items()}
 
 
 def failure(error: Exception) -> dict[str, Any]:

@@ -75,6 +75,24 @@ class Team:
                 raise ReferenceLost(str(crash), stage.rpartition(" of ")[2]) from None
             raise
 
+    def ask_all(self, names: Sequence[str], op: str, stage: str, /, **values: Any) -> dict[str, dict[str, Any]]:
+        """Ask several workers the same at once and wait for all; those that are lost by it have no answer."""
+        asked = []
+        for name in names:
+            with suppress(Crash):
+                self.ensure(name)
+                self._workers[name].send(op, **values)
+                asked.append(name)
+        answers = {}
+        for name in asked:
+            try:
+                answers[name] = self._workers[name].receive(stage)
+            except Crash as crash:
+                self.end(name)
+                if name == REFERENCE:
+                    raise ReferenceLost(str(crash), stage.rpartition(" of ")[2]) from None
+        return answers
+
     def ensure(self, name: str) -> None:
         """Start a worker that has ended; raises like `ask`."""
         if name in self._workers:

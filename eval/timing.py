@@ -25,6 +25,8 @@ After = Callable[[int, Tensor], None]
 # The spin must outlast the host's work for one call; clock64 ticks at most 2 per ns on the GPUs we know.
 SPIN_TICKS_PER_HOST_NS = 3
 SPIN_TICKS_MIN = 100_000
+# About half a millisecond: the event pair's own cost vanishes beside it.
+CALIBRATION_TICKS = 1_000_000
 # Calls longer than this are device-bound and steady: one tells as much for an estimate as three, and three spans as
 # much as twenty.
 LONG_CALL_NS = 200_000_000
@@ -40,6 +42,7 @@ _Event = torch.cuda.Event
 _record = torch.cuda.Event.record
 _elapsed = torch.cuda.Event.elapsed_time
 _synchronize = torch.cuda.synchronize
+_sleep = torch.cuda._sleep
 
 
 class Clock(Protocol):
@@ -54,6 +57,12 @@ class Clock(Protocol):
         self, forward: Forward, cases: Sequence[Case], after: After | None = None
     ) -> Callable[[], tuple[list[int], list[int]]]:
         """Run one call per case; return a function that reads event and host nanoseconds."""
+
+    def pause(self, ticks: int) -> None:
+        """Queue a pause of the device."""
+
+    def ticks_per_ns(self) -> float:
+        """Return how long such a pause is; 0 where there is none."""
 
     def spans(self, forward: Forward, cases: Sequence[Case], host_ns: int) -> list[int]:
         """Return device nanoseconds of one call per case; empty where the device has no clock of its own."""
@@ -87,6 +96,13 @@ class CpuClock:
             del out
         return lambda: (times, [])
 
+    def pause(self, ticks: int) -> None:
+        """Do nothing."""
+
+    def ticks_per_ns(self) -> float:
+        """Return 0: the host is the device."""
+        return 0.0
+
     def spans(self, forward: Forward, cases: Sequence[Case], host_ns: int) -> list[int]:
         """Return nothing."""
         return []
@@ -112,6 +128,9 @@ class CudaClock:
 
     name = "cuda-events"
 
+    def __init__(self) -> None:
+        self._ticks_per_ns = 0.0
+
     def synchronize(self) -> None:
         """Wait for the device."""
         _synchronize()
@@ -135,10 +154,26 @@ class CudaClock:
         _synchronize()
         return lambda: (_elapsed_ns(starts, ends), host)
 
+    def pause(self, ticks: int) -> None:
+        """Queue a kernel that spins for a number of clock ticks."""
+        _sleep(ticks)
+
+    def ticks_per_ns(self) -> float:
+        """Return the device's ticks per nanosecond, measured once."""
+        if not self._ticks_per_ns:
+            starts, ends = _events(2)
+            for start, end in zip(starts, ends, strict=True):
+                _record(start)
+                _sleep(CALIBRATION_TICKS)
+                _record(end)
+            _synchronize()
+            self._ticks_per_ns = CALIBRATION_TICKS / max(1, _elapsed_ns(starts, ends)[-1])
+        return self._ticks_per_ns
+
     def spans(self, forward: Forward, cases: Sequence[Case], host_ns: int) -> list[int]:
         """Return device nanoseconds per call: a spin kernel holds the stream while the host submits the call."""
         ticks = max(SPIN_TICKS_MIN, host_ns * SPIN_TICKS_PER_HOST_NS)
-        return self._each(forward, cases, lambda number: torch.cuda._sleep(ticks))
+        return self._each(forward, cases, lambda number: _sleep(ticks))
 
     def idle(self, forward: Forward, cases: Sequence[Case]) -> list[int]:
         """Return event nanoseconds per call, the device idle before each."""

@@ -21,7 +21,7 @@ Ask = Callable[..., dict[str, Any]]
 Level = Literal["full", "trials"]
 
 # Numbers added to the seed: each part draws inputs that no other part has met.
-MASKS, STRESSES, LAST_TRIAL, CONTRACT, OTHER_WEIGHTS = 100, 200, 300, 400, 500
+MASKS, STRESSES, LAST_TRIAL, CONTRACT = 100, 200, 300, 400
 
 
 class WrongOutput(Exception):
@@ -57,10 +57,10 @@ class _Bench:
         """Have the arm called; return the description of its output."""
         return checked(self.subject("call", case=case.as_dict(), promise=promise))
 
-    def gate(self, case: Case, promise: str = "", judged: Case | None = None, weights: int | None = None) -> GateResult:
+    def gate(self, case: Case, promise: str = "", judged: Case | None = None, flipped: bool = False) -> GateResult:
         """Have one call compared with the reference."""
         output = self.call(case, promise)["output"]
-        found = self.judge("compare", case=(judged or case).as_dict(), output=output, weights=weights)
+        found = self.judge("compare", case=(judged or case).as_dict(), output=output, flipped=flipped)
         return GateResult.model_validate(found["gate"])
 
     def late(self, what: str) -> bool:
@@ -200,11 +200,11 @@ def _contract(bench: _Bench, found: dict[str, Any]) -> None:
         if promise.cuda_only and bench.device != "cuda":
             continue
         case = bench.case(CONTRACT + 2 * index)
-        weights = bench.seed + OTHER_WEIGHTS if name == "weights loaded" else None
+        flipped = name == "weights loaded"
         try:
-            if weights is not None:
-                checked(bench.subject("load", seed=weights))
-            kept = bench.gate(case, name, case.as_kind(promise.kind), weights).passed
+            if flipped:
+                checked(bench.subject("load", flipped=True))
+            kept = bench.gate(case, name, case.as_kind(promise.kind), flipped).passed
         except CallFailed as error:
             if error.status == "oom":
                 raise
@@ -215,8 +215,8 @@ def _contract(bench: _Bench, found: dict[str, Any]) -> None:
         except WrongOutput:
             kept = False
         finally:
-            if weights is not None:
-                checked(bench.subject("load", seed=None))
+            if flipped:
+                checked(bench.subject("load", flipped=False))
         if not kept:
             findings.append(promise.finding)
     if not checked(bench.subject("repeat", case=bench.case(CONTRACT + 50).as_dict()))["same"]:

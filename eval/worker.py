@@ -25,7 +25,7 @@ from rooflane.eval.failures import is_oom, one_line
 from rooflane.eval.judge import Judge
 from rooflane.eval.outputs import SharedBytes
 from rooflane.eval.records import EAGER
-from rooflane.eval.subject import Subject
+from rooflane.eval.subject import FIRST_INPUT, Subject
 from rooflane.eval.timing import make_clock
 from rooflane.eval.windows import Windows
 from rooflane.shapes import Shape
@@ -75,12 +75,14 @@ class Worker:
         return {"environment": describe_environment(device) if describe else {}, "uuid": uuid}
 
     def shape(self, shape: dict[str, Any], seed: int, memory_cap_bytes: int | None) -> dict[str, Any]:
-        """Begin a shape with no arm built."""
+        """Begin a shape: draw its weights, with no arm built on them yet."""
         self.end_shape()
         oversize.cap_memory(self.device, memory_cap_bytes)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        subject = Subject(Shape(**shape), self.device, self.profile, self.rules, seed, self.buffers[0])
+        shape = Shape(**shape)
+        template = build_baseline(shape, self.device, seed)
+        subject = Subject(shape, self.device, self.profile, self.rules, template, self.buffers[0])
         windows, big = Windows(subject, self.clock), oversize.BigCall(subject, self.clock)
         self.subject = subject
         self.ops |= {name: getattr(subject, name) for name in SUBJECT_OPS}
@@ -89,10 +91,10 @@ class Worker:
         return {"capacity": windows.capacity()}
 
     def reference(self, call: bool) -> dict[str, Any]:
-        """Build the reference of the shape: the eager arm, and the judge over it."""
+        """Make the shape's model the reference: the eager arm, and the judge over it."""
         subject = self.subject
-        model = build_baseline(subject.shape, self.device, subject.seed)
-        judge = Judge(model, subject.shape, self.device, self.buffers, subject.seed)
+        model = subject.template
+        judge = Judge(model, subject.shape, self.device, self.buffers)
         big = oversize.BigJudge(model, subject.shape, self.device, self.clock, self.buffers)
         self.ops |= {name: getattr(judge, name) for name in JUDGE_OPS}
         self.ops |= {name: getattr(big, name) for name in BIG_JUDGE_OPS}
@@ -100,7 +102,7 @@ class Worker:
         subject.adopt(eager)
         if not call:
             return {}
-        return {"setup_s": first_call(model, subject.shape, self.device, subject.seed)}
+        return {"setup_s": first_call(model, subject.shape, self.device, FIRST_INPUT)}
 
     def end_shape(self) -> dict[str, Any]:
         """Let go of everything that belongs to a shape."""

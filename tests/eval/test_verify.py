@@ -35,9 +35,9 @@ def check(shape, wrap, level="full", models=None, **options) -> Verification:
     model, reference = models or (build_baseline(shape, CPU, 1), build_baseline(shape, CPU, 1))
     buffer = Buffer()
     try:
-        subject = Subject(shape, CPU, load_profile("cpu"), None, 1, SharedBytes(buffer.descriptor))
+        subject = Subject(shape, CPU, load_profile("cpu"), None, reference, SharedBytes(buffer.descriptor))
         subject.adopt(Arm("mine", "candidate", forward=wrap(model), weights=model))
-        judge = Judge(reference, shape, CPU, [SharedBytes(buffer.descriptor)], 1)
+        judge = Judge(reference, shape, CPU, [SharedBytes(buffer.descriptor)])
 
         def ask_judge(op, **values):
             return getattr(judge, op)(**(values | ({"buffer": 0} if "output" in values else {})))
