@@ -106,8 +106,7 @@ class Subject:
         """Tell whether an arm runs the operations of the baseline and no others."""
         try:
             x, mask = draw_case(Case(**case), self.shape, self.device)
-            baseline = build_baseline(self.shape, self.device, self.seed)
-            return {"baseline": is_baseline(self.arms[arm].forward, baseline, x, mask)}
+            return {"baseline": is_baseline(self.arms[arm].forward, self.template, x, mask)}
         except Exception as error:
             return failure(error)
 
