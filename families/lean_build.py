@@ -63,9 +63,9 @@ def build_lean(
         return forward(x, mask, weights.tensors)
 
     if captured and kernels_run(shape, device):
-        from rooflane.families.captured_lean import CapturedLean
+        from rooflane.families.captured_lean import capture_lean
 
-        return CapturedLean(body, weights, shape, device, eps)
+        return capture_lean(body, weights, shape, device, eps)
     return DirectLean(body, ops, weights, shape, eps)
 
 

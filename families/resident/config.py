@@ -3,47 +3,59 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from rooflane.families.resident.layout import padded
+from rooflane.families.resident.layout import packable, padded
 from rooflane.shapes import Shape
+
+# How a shape is launched. blocks.py: "one" program a block of whole sequences, two blocks of a sequence in "turns", or
+# two programs a sequence with "flags". rows.py: thin blocks with flags ("flagged rows"), or a launch a layer
+# ("layered rows").
+Mode = Literal["one", "turns", "flags", "flagged rows", "layered rows"]
 
 
 @dataclass(frozen=True)
 class ResidentConfig:
-    """How one resident forward is launched.
+    """How one resident forward is launched: `rows` query rows a program, of `group` sequences.
 
-    `rows` 0 means the whole kernel with `group` sequences a program; else the rows kernel with that many query rows a
-    program and `heads_a_step` heads side by side. `ffn_tile` hidden columns are live at a time.
+    `pack` narrow heads share a tile (blocks), `heads_a_step` heads stand side by side (rows); `ffn_tile` hidden columns
+    are live at a time.
     """
 
+    mode: Mode
     rows: int
     group: int
+    pack: int
     heads_a_step: int
     ffn_tile: int
     num_warps: int
     num_stages: int
 
 
-# Blocks of the rows kernel that one wave of 132 SMs takes: with more, whole sequences are faster (H200: 16 sequences of
-# 128 tokens 56 against 80 us of device time, 64 sequences 198 against 83).
-ROWS_PROGRAMS = 132
+# Multiprocessors the configurations were measured on: an H200.
+UNITS = 132
 ROWS = 16
 # Columns of the heads that stand side by side: 128 keeps the batched scores of 16 rows in registers.
 STEP_COLUMNS = 128
-# NOTE: the whole kernel never runs with one pipeline stage: Triton 3.6 then emits out-of-range shared accesses.
-WHOLE_STAGES = 2
-# Rows of a program below which 8 warps have less than a tensor-core tile each.
-NARROW_ROWS = 64
+# Rows of a block: a warpgroup's tensor-core tile.
+BLOCK_ROWS = 64
+# NOTE: the block kernels never run with one pipeline stage: Triton 3.6 then emits out-of-range shared accesses.
+BLOCK_STAGES = 2
 
 
-def resident_config(shape: Shape) -> ResidentConfig:
-    """Return the configuration for a shape the family supports."""
-    ffn_tile = min(64, padded(shape.ffn_dim))
-    rows = padded(shape.seq_len)
-    # Short sequences finish sooner whole than the split's extra launches take (H200, 64 sequences of 32 tokens: 55
-    # against 116 us of event time).
-    if rows > NARROW_ROWS and shape.batch_size * -(-shape.seq_len // ROWS) <= ROWS_PROGRAMS:
+def resident_config(shape: Shape, units: int = UNITS) -> ResidentConfig:
+    """Return the configuration for a shape the family supports, on a device of so many multiprocessors."""
+    length = padded(shape.seq_len)
+    if shape.batch_size * -(-shape.seq_len // ROWS) <= units and shape.seq_len > ROWS:
         most = max(1, STEP_COLUMNS // padded(shape.head_dim))
         step = next(count for count in (8, 4, 2, 1) if count <= most and shape.num_heads % count == 0)
-        return ResidentConfig(ROWS, 1, step, min(128, padded(shape.ffn_dim)), 4, 1)
-    return ResidentConfig(0, 1, 1, ffn_tile, 8 if rows > NARROW_ROWS else 4, WHOLE_STAGES)
+        mode = "flagged rows" if shape.causal else "layered rows"
+        return ResidentConfig(mode, ROWS, 1, 1, step, min(128, padded(shape.ffn_dim)), 4, 1)
+    ffn_tile = min(64, padded(shape.ffn_dim))
+    pack = packable(shape)
+    if length > BLOCK_ROWS and shape.causal:
+        mode = "flags" if 2 * shape.batch_size <= 2 * units else "turns"
+        return ResidentConfig(mode, BLOCK_ROWS, 1, pack, 1, ffn_tile, 4, BLOCK_STAGES)
+    # Short sequences share a block once there are blocks enough for every multiprocessor.
+    group = max(1, BLOCK_ROWS // length) if shape.batch_size * length > units * BLOCK_ROWS else 1
+    return ResidentConfig("one", length * group, group, pack, 1, ffn_tile, 8 if length > BLOCK_ROWS else 4, BLOCK_STAGES)

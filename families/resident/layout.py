@@ -6,21 +6,25 @@ from dataclasses import dataclass
 
 from rooflane.shapes import Shape
 
+# Columns of a tile of narrow heads: as many as keep the products of a tile within its registers.
+PACKED_COLUMNS = 32
+
 
 @dataclass(frozen=True)
 class Layout:
     """Padded sizes of the packed buffers, in elements; powers of two where Triton's tiles need them."""
 
     width: int  # d_model padded to a power of two, 16 at least
-    heads: int
-    head: int  # head_dim padded likewise
+    tiles: int  # head tiles: one head each, or `pack` narrow heads side by side
+    head: int  # columns of a tile: head_dim padded likewise, or pack x head_dim
+    pack: int
     ffn: int  # ffn_dim padded to a multiple of the feed-forward tile
     layers: int
 
     @property
     def heads_width(self) -> int:
-        """Columns of all padded heads side by side."""
-        return self.heads * self.head
+        """Columns of all tiles side by side."""
+        return self.tiles * self.head
 
     @property
     def layer_weights(self) -> int:
@@ -38,12 +42,22 @@ def padded(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())
 
 
-def layout_of(shape: Shape, ffn_tile: int) -> Layout:
+def packable(shape: Shape) -> int:
+    """Return how many adjacent heads a tile can take without padding, 1 where padding is needed anyway."""
+    for pack in (8, 4, 2):
+        columns = pack * shape.head_dim
+        if shape.num_heads % pack == 0 and columns == padded(columns) and columns <= PACKED_COLUMNS:
+            return pack
+    return 1
+
+
+def layout_of(shape: Shape, ffn_tile: int, pack: int = 1) -> Layout:
     """Return the packed layout of a shape."""
     return Layout(
         width=padded(shape.d_model),
-        heads=shape.num_heads,
-        head=padded(shape.head_dim),
+        tiles=shape.num_heads // pack,
+        head=padded(shape.head_dim * pack),
+        pack=pack,
         ffn=-(-shape.ffn_dim // ffn_tile) * ffn_tile,
         layers=shape.num_layers,
     )
