@@ -28,10 +28,10 @@ def pack_resident(model: nn.Module, layout: Layout, operand_dtype: torch.dtype) 
         out_weight, out_bias = attention.out_proj.weight.double(), attention.out_proj.bias.double()
         # [tiles, columns, D] each; the output projection's rows are a tile's columns already.
         split = [w.view(layout.tiles, columns, -1) for w in (q_weight * scale, k_weight, v_weight)]
-        tiles = [_pad(w.transpose(1, 2), layout.width, layout.head) for w in split]
+        q_tile, k_tile, v_tile = (_pad(w.transpose(1, 2), layout.width, layout.head) for w in split)
         out_tile = _pad(out_weight.t().reshape(layout.tiles, columns, -1), layout.head, layout.width)
-        flat = [tile.reshape(layout.tiles, 1, -1) for tile in (*tiles, out_tile)]
-        weights.append(torch.cat(flat, dim=1).reshape(-1))
+        tile = (q_tile, torch.cat([k_tile, v_tile], dim=2), out_tile)  # [width, head], [width, 2 head], [head, width]
+        weights.append(torch.cat([part.reshape(layout.tiles, -1) for part in tile], dim=1).reshape(-1))
         in_weight, in_bias = _fold(layer.norm2, layer.ffn_in)
         weights.append(_pad(in_weight.t(), layout.width, layout.ffn).reshape(-1))
         weights.append(_pad(layer.ffn_out.weight.double().t(), layout.ffn, layout.width).reshape(-1))

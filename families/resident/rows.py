@@ -26,9 +26,11 @@ def _project(
     step_column = tl.arange(0, HEADS_A_STEP * HEAD)
     operand = normalise(x, column, eps, WIDTH, BLOCK_D).to(weight_ptr.dtype.element_ty)
     for head in tl.range(0, NUM_HEADS, HEADS_A_STEP, num_stages=STAGES):
-        in_columns = (head + step_column // HEAD) * (4 * TILE) + step_column % HEAD
         for part in tl.static_range(3):
-            w = tl.load(weight_ptr + part * TILE + column[:, None] * HEAD + in_columns[None, :])
+            # A tile's query columns lie alone, its key and value columns side by side.
+            stride, start = (HEAD, 0) if part == 0 else (2 * HEAD, TILE + (part - 1) * HEAD)
+            in_columns = (head + step_column // HEAD) * (4 * TILE) + start + step_column % HEAD
+            w = tl.load(weight_ptr + column[:, None] * stride + in_columns[None, :])
             projected = tl.dot(operand, w)
             if part == 0:
                 projected += tl.load(bias_ptr + head * HEAD + step_column)[None, :]
@@ -157,63 +159,3 @@ def rows_kernel(
             x, qkv_out_ptr, weight_ptr, bias_ptr, token, row_mask, column, eps,
             WIDTH, NUM_HEADS, HEAD, BLOCK_D, HEADS_A_STEP, STAGES,
         )  # fmt: skip
-
-
-@triton.jit
-def _least_written(flag_ptr, other, block, layers):
-    """Return how many layers' keys all blocks before this one have written."""
-    before = other < block
-    flags = tl.atomic_add(flag_ptr + other, 0, mask=before, sem="acquire")
-    return tl.min(tl.where(before, flags, layers), axis=0)
-
-
-@triton.jit
-def flagged_rows_kernel(
-    x_ptr, mask_ptr, out_ptr, qkv_ptr, flag_ptr, weight_ptr, bias_ptr, length, layers, tokens, eps,
-    WIDTH: tl.constexpr, NUM_HEADS: tl.constexpr, HEAD: tl.constexpr, FFN: tl.constexpr,
-    HAS_MASK: tl.constexpr, BLOCK_S: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_F: tl.constexpr,
-    HEADS_A_STEP: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """One program: ROWS query rows of one causal sequence through every layer; each layer has a scratch of its own.
-
-    `flag_ptr` holds, for each sequence, one flag a block (layers whose keys are written) and a count of programs done;
-    the last one done clears them for the next call.
-    """
-    BLOCKS: tl.constexpr = BLOCK_S // ROWS
-    blocks = tl.cdiv(length, ROWS)
-    sequence = tl.program_id(0) // blocks
-    block = tl.program_id(0) % blocks
-    row = block * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, BLOCK_D)
-    first_token = sequence.to(tl.int64) * length
-    token = first_token + row
-    row_mask = (row < length)[:, None]
-    io = token[:, None] * WIDTH + column[None, :]
-    io_mask = row_mask & (column < WIDTH)[None, :]
-    flag_ptr += sequence * (2 * BLOCKS)
-    other = tl.arange(0, BLOCKS)
-    x = tl.load(x_ptr + io, mask=io_mask, other=0.0).to(tl.float32)
-    # Later blocks may be writing their keys: what is not awaited is not read.
-    written_to = tl.minimum(length, (block + 1) * ROWS)
-    allowed = _allowed(mask_ptr, first_token, row, written_to, True, HAS_MASK, BLOCK_S)
-    for layer in range(layers):
-        _project(
-            x, qkv_ptr, weight_ptr, bias_ptr, token, row_mask, column, eps,
-            WIDTH, NUM_HEADS, HEAD, BLOCK_D, HEADS_A_STEP, STAGES,
-        )  # fmt: skip
-        tl.debug_barrier()
-        tl.atomic_xchg(flag_ptr + block, layer + 1, sem="release")
-        while _least_written(flag_ptr, other, block, layers) <= layer:
-            pass
-        tl.debug_barrier()
-        x = _finish_layer(
-            x, qkv_ptr, weight_ptr, bias_ptr, first_token, token, row_mask, written_to, allowed, column, eps,
-            WIDTH, NUM_HEADS, HEAD, FFN, BLOCK_S, ROWS, BLOCK_D, BLOCK_F, HEADS_A_STEP, STAGES,
-        )  # fmt: skip
-        weight_ptr += BLOCK_D * (4 * NUM_HEADS * HEAD + 2 * FFN)
-        bias_ptr += NUM_HEADS * HEAD + 2 * BLOCK_D + FFN
-        qkv_ptr += tokens * (3 * NUM_HEADS * HEAD)
-    _write_output(x, out_ptr, mask_ptr, bias_ptr, token, row_mask, io, io_mask, column, eps, WIDTH, BLOCK_D, HAS_MASK)
-    done = tl.atomic_add(flag_ptr + BLOCKS, 1, sem="acq_rel")
-    if done == blocks - 1:
-        tl.store(flag_ptr + tl.arange(0, 2 * BLOCKS), tl.zeros([2 * BLOCKS], tl.int32))

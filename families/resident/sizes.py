@@ -22,13 +22,15 @@ def constants(shape: Shape, layout: Layout, config: ResidentConfig, masked: bool
         "HAS_MASK": masked,
         "ROWS": config.rows,
         "BLOCK_D": layout.width,
-        "BLOCK_F": config.ffn_tile,
-        "STAGES": config.num_stages,
     }
     if config.mode in ("flagged rows", "layered rows"):
-        common |= {"NUM_HEADS": layout.tiles, "BLOCK_S": padded(shape.seq_len), "HEADS_A_STEP": config.heads_a_step}
-        return common if config.mode == "flagged rows" else common | {"CAUSAL": shape.causal}
+        common |= {"NUM_HEADS": layout.tiles, "BLOCK_S": padded(shape.seq_len)}
+        if config.mode == "flagged rows":
+            return common
+        tiles = {"BLOCK_F": config.ffn_tile, "STAGES": config.num_stages, "HEADS_A_STEP": config.heads_a_step}
+        return common | tiles | {"CAUSAL": shape.causal}
     blocks = {"TILES": layout.tiles, "PACK": layout.pack, "CAUSAL": shape.causal, "GROUP": config.group}
+    blocks |= {"BLOCK_F": config.ffn_tile, "STAGES": config.num_stages}
     return common | blocks | {"MODE": config.mode}
 
 
@@ -52,7 +54,7 @@ def scratch_elements(shape: Shape, layout: Layout, config: ResidentConfig, units
     if config.mode == "one":
         return 0
     if config.mode == "flagged rows":
-        return shape.num_layers * shape.tokens * 3 * layout.heads_width
+        return shape.num_layers * shape.tokens * 2 * layout.heads_width
     if config.mode == "layered rows":
         return 2 * shape.tokens * 3 * layout.heads_width
     sequences = programs(shape, config, units) // (2 if config.mode == "flags" else 1)
