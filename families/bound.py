@@ -1,4 +1,4 @@
-"""The call path of forwards whose launches are bound once: check, allocate, launch, see that the weights were current."""
+"""The call path of forwards whose launches are bound once: check, allocate, launch, then look at the weights."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from rooflane.families.attention.config import LADDER
 from rooflane.families.attention.kernel import attention_kernel, mask_extent_kernel
 from rooflane.families.pointwise.kernel import add_norm_kernel, gelu_kernel
 from rooflane.families.resident.blocks import blocks_kernel
-from rooflane.families.resident.config import resident_config
+from rooflane.families.resident.config import HOPPER, Room, resident_config
 from rooflane.families.resident.flagged_rows import flagged_rows_kernel
 from rooflane.families.resident.layout import layout_of
 from rooflane.families.resident.rows import rows_kernel
@@ -31,24 +31,30 @@ RESIDENT_TYPES = {
 FLAGGED_TYPES = RESIDENT_TYPES | {"kv_ptr": "*fp16", "flag_ptr": "*i32", "layers": "i32", "tokens": "i32"}
 LAYERED_TYPES = RESIDENT_TYPES | {"qkv_in_ptr": "*fp16", "qkv_out_ptr": "*fp16"}
 BLOCKS_TYPES = RESIDENT_TYPES | {
-    "kv_ptr": "*fp16", "flag_ptr": "*i32", "batch": "i32", "layers": "i32", "programs": "i32",
+    "kv_ptr": "*fp16", "flag_ptr": "*i32", "batch": "i32", "layers": "i32", "tiles": "i32",
 }  # fmt: skip
 
 # One shape for each resident configuration that differs in what the compiler sees: (d_model, heads, ffn, sequence,
-# batch). The published widths, then the padded, the odd and the widest that the family takes.
+# batch, causal). The published ones, then the padded, the odd, the non-causal and the widest that the family takes.
 RESIDENT_SIZES = [
-    (128, 4, 128, 128, 64),
-    (128, 4, 128, 128, 1),
-    (128, 1, 128, 128, 64),
-    (128, 2, 128, 128, 64),
-    (128, 16, 128, 128, 64),
-    (128, 4, 128, 32, 64),
-    (32, 4, 32, 128, 64),
-    (128, 4, 512, 128, 64),
-    (96, 3, 384, 100, 64),
-    (48, 3, 96, 31, 64),
-    (128, 16, 128, 128, 1),
-    (128, 1, 128, 128, 1),
+    (128, 4, 128, 128, 64, True),
+    (128, 4, 128, 128, 1, True),
+    (128, 4, 128, 128, 128, True),
+    (32, 4, 32, 128, 64, True),
+    (128, 1, 128, 128, 64, True),
+    (128, 2, 128, 128, 64, True),
+    (128, 16, 128, 128, 64, True),
+    (128, 4, 128, 32, 64, True),
+    (128, 4, 128, 32, 1000, True),
+    (128, 4, 512, 128, 64, True),
+    (128, 4, 512, 128, 256, True),
+    (96, 3, 384, 100, 64, True),
+    (48, 3, 96, 31, 64, True),
+    (128, 1, 512, 128, 64, True),
+    (128, 16, 128, 128, 1, True),
+    (128, 4, 128, 128, 64, False),
+    (128, 4, 128, 128, 1, False),
+    (128, 4, 128, 16, 500, False),
 ]
 
 
@@ -64,8 +70,8 @@ class KernelCase:
     num_stages: int
 
 
-def shipped_cases() -> Iterator[KernelCase]:
-    """Yield every kernel configuration the families launch, in a fixed order."""
+def shipped_cases(room: Room = HOPPER) -> Iterator[KernelCase]:
+    """Yield every kernel configuration the families launch on a device, in a fixed order."""
     for width, length, _, config in LADDER:
         tiles = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_D": width}
         model = {"SCALE_LOG2": 0.25, "NUM_HEADS": 4, "HEAD_DIM": width, "CAUSAL": True, "HAS_MASK": True}
@@ -78,15 +84,17 @@ def shipped_cases() -> Iterator[KernelCase]:
         yield KernelCase(f"add_norm d{width}", add_norm_kernel, ADD_NORM_TYPES, {"WIDTH": width} | flags | tiles, 4, 3)
     yield KernelCase("gelu", gelu_kernel, GELU_TYPES, {"BLOCK": 2048}, 4, 3)
     for sizes in RESIDENT_SIZES:
-        yield resident_case(*sizes)
+        yield resident_case(*sizes, room)
 
 
-def resident_case(d_model: int, heads: int, ffn_dim: int, seq_len: int, batch: int, causal: bool = True) -> KernelCase:
+def resident_case(
+    d_model: int, heads: int, ffn_dim: int, seq_len: int, batch: int, causal: bool, room: Room = HOPPER
+) -> KernelCase:
     """Return the resident kernel as a shape of these sizes launches it."""
     shape = Shape("case", batch, seq_len, d_model, heads, ffn_dim, 4, causal)
-    config = resident_config(shape)
+    config = resident_config(shape, room)
     fixed = constants(shape, layout_of(shape, config.ffn_tile, config.pack), config, masked=True)
-    name = f"resident {config.mode} d{d_model} h{heads} f{ffn_dim} s{seq_len}"
+    name = f"resident {config.mode} d{d_model} h{heads} f{ffn_dim} s{seq_len} b{batch}"
     function, types = blocks_kernel, BLOCKS_TYPES
     if config.mode == "flagged rows":
         function, types = flagged_rows_kernel, FLAGGED_TYPES

@@ -23,15 +23,15 @@ class Binder:
     """Binds one forward's launches for calls like a sample `(x, mask, out)`, and keeps the scratch they use."""
 
     def __init__(
-        self, shape: Shape, layout: Layout, config: ResidentConfig, tensors: dict[str, Tensor], eps: float, units: int
+        self, shape: Shape, layout: Layout, config: ResidentConfig, tensors: dict[str, Tensor], eps: float
     ) -> None:
         self._shape, self._layout, self._config = shape, layout, config
         self._weights, self._biases = tensors["weights"], tensors["biases"]
         self._eps = eps
-        self._programs = programs(shape, config, units)
+        self._programs = programs(shape, config)
         # Ordinary tensors even when the first call comes in inference mode.
         with torch.inference_mode(False):
-            elements = scratch_elements(shape, layout, config, units)
+            elements = scratch_elements(shape, layout, config)
             self._scratch = self._weights.new_empty(elements)
             self._flags = self._weights.new_zeros(flag_count(shape, config), dtype=torch.int32)
 
@@ -45,7 +45,7 @@ class Binder:
         if self._config.mode == "flagged rows":
             function, sizes = flagged_rows_kernel, (shape.seq_len, shape.num_layers, shape.tokens, self._eps)
         else:
-            sizes = (shape.batch_size, shape.seq_len, shape.num_layers, self._programs, self._eps)
+            sizes = (shape.batch_size, shape.seq_len, shape.num_layers, self._layout.tiles, self._eps)
             function = blocks_kernel
         held = (self._scratch, self._flags, self._weights, self._biases)
         kernel = self._bound(function, (x, mask, out, *held, *sizes))
@@ -100,6 +100,4 @@ class Binder:
         """Compile a kernel for arguments like those given."""
         masked = arguments[1] is not None
         fixed = constants(self._shape, self._layout, self._config, masked) | more
-        return BoundKernel(
-            function, self._programs, arguments, fixed, self._config.num_warps, self._config.num_stages
-        )
+        return BoundKernel(function, self._programs, arguments, fixed, self._config.num_warps, self._config.num_stages)

@@ -1,10 +1,16 @@
-"""Blocks of query rows through every layer in one launch, the residual in registers from input to output.
+"""Sequences through every layer in one launch, the fp32 residual in registers from input to output.
 
-A causal sequence of more than BLOCK rows is two blocks, and the dependency runs one way: the second needs the keys and
-values of the first, the first needs nothing. So either one program takes both in turn (IN_TURN: nothing is awaited,
-any batch), or two programs share the sequence and the second awaits a flag a layer (batches that leave the device
-empty). The second's program stands behind the first's in launch order, so the wait ends however few programs run at a
-time. Two programs of 64 rows and four warps fit an SM: one computes while the other waits on its chain of products.
+Ladder
+- whole: a program holds all rows of a sequence, or of several short ones.
+- halves: two programs of 64 rows and four warps share a causal sequence, for batches that leave the device half empty.
+  The dependency runs one way: the second half awaits the keys and values of the first, a flag a layer; the first awaits
+  nothing and stands before it in launch order, so the wait ends however few programs run at a time.
+- both halves in turn in one program, two programs a multiprocessor, for large batches: 5.3 ms on shape 6 (H200) where
+  whole took 4.9. Two independent programs wait as much as one of eight warps, and weights are streamed twice.
+- eager: 132 launches and every intermediate through device memory.
+
+Folded into the packed weights (pack.py): LayerNorm's scale and shift, the softmax scale and log2(e), and the value
+bias. The key bias adds the same number to every score of a row, which softmax cancels, so it is dropped.
 """
 
 from __future__ import annotations
@@ -12,7 +18,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rooflane.families.resident.parts import feed_forward, gelu, normalise  # noqa: F401
+from rooflane.families.resident.parts import feed_forward, normalise
+
+# Columns of a tile up to which its keys and values fit the registers as one product.
+FUSED_HEAD = tl.constexpr(64)
 
 
 @triton.jit
@@ -36,14 +45,13 @@ def _attend(q, k, v, k_before, v_before, allowed, visible_before, BEFORE: tl.con
 
 @triton.jit
 def _block(
-    x_ptr, mask_ptr, out_ptr, kv_ptr, flag_ptr, weight_ptr, bias_ptr, group, batch, length, layers, eps,
-    FIRST_ROW: tl.constexpr, STORE_KV: tl.constexpr, BEFORE: tl.constexpr, FLAGS: tl.constexpr,
-    WIDTH: tl.constexpr, TILES: tl.constexpr, HEAD: tl.constexpr, PACK: tl.constexpr, FFN: tl.constexpr,
+    x_ptr, mask_ptr, out_ptr, kv_ptr, flag_ptr, weight_ptr, bias_ptr, group, batch, length, layers, tiles, eps,
+    FIRST_ROW: tl.constexpr, FIRST: tl.constexpr, BEFORE: tl.constexpr,
+    WIDTH: tl.constexpr, HEADS_WIDTH: tl.constexpr, HEAD: tl.constexpr, PACK: tl.constexpr, FFN: tl.constexpr,
     CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, ROWS: tl.constexpr, GROUP: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_F: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Take ROWS rows (of GROUP sequences) through every layer and write their output."""
-    HEADS_WIDTH: tl.constexpr = TILES * HEAD
+    """Take ROWS rows (of GROUP sequences) through every layer and write their output; FIRST hands keys to BEFORE."""
     SEQUENCE_ROWS: tl.constexpr = ROWS // GROUP
     KV_TILE: tl.constexpr = ROWS * HEAD
     row = tl.arange(0, ROWS)
@@ -67,29 +75,33 @@ def _block(
     if CAUSAL:
         allowed = allowed & (row[None, :] <= row[:, None])
     wide = column[:, None] * HEAD + lane[None, :]
-    pair_lane = tl.arange(0, 2 * HEAD)
-    pair = column[:, None] * (2 * HEAD) + pair_lane[None, :]
+    half = column[:, None] * (2 * HEAD) + lane[None, :]
+    pair = column[:, None] * (2 * HEAD) + tl.arange(0, 2 * HEAD)[None, :]
     tall = lane[:, None] * BLOCK_D + column[None, :]
     kv_cell = row[:, None] * HEAD + lane[None, :]
 
     for layer in range(layers):
         normed = normalise(x, column, eps, WIDTH, BLOCK_D).to(weight_ptr.dtype.element_ty)
         x += tl.load(bias_ptr + HEADS_WIDTH + column)[None, :]
-        if BEFORE and FLAGS:
+        if BEFORE:
             while tl.atomic_add(flag_ptr, 0, sem="acquire") <= layer:
                 pass
             tl.debug_barrier()
-        for tile in tl.range(0, TILES, num_stages=STAGES):
+        # The count is no constant: a loop of one step would not be pipelined, and its products then go wrong on Hopper.
+        for tile in tl.range(0, tiles, num_stages=STAGES):
             weights = weight_ptr + tile * (4 * BLOCK_D * HEAD)
-            q = (tl.dot(normed, tl.load(weights + wide)) + tl.load(bias_ptr + tile * HEAD + lane)[None, :]).to(
-                normed.dtype
-            )
-            # Keys and values in one product: half the waits on a product's end.
-            both = tl.dot(normed, tl.load(weights + BLOCK_D * HEAD + pair)).to(normed.dtype)
-            k, v = tl.split(tl.permute(tl.reshape(both, (ROWS, 2, HEAD)), (0, 2, 1)))
+            q = tl.dot(normed, tl.load(weights + wide)) + tl.load(bias_ptr + tile * HEAD + lane)[None, :]
+            q = q.to(normed.dtype)
+            if HEAD <= FUSED_HEAD:
+                # Keys and values in one product: one wait on a product's end less.
+                both = tl.dot(normed, tl.load(weights + BLOCK_D * HEAD + pair)).to(normed.dtype)
+                k, v = tl.split(tl.permute(tl.reshape(both, (ROWS, 2, HEAD)), (0, 2, 1)))
+            else:
+                k = tl.dot(normed, tl.load(weights + BLOCK_D * HEAD + half)).to(normed.dtype)
+                v = tl.dot(normed, tl.load(weights + BLOCK_D * HEAD + HEAD + half)).to(normed.dtype)
             kv = kv_ptr + tile * (2 * KV_TILE) + kv_cell
             k_before, v_before = k, v
-            if STORE_KV:
+            if FIRST:
                 tl.store(kv, k)
                 tl.store(kv + KV_TILE, v)
             if BEFORE:
@@ -107,7 +119,7 @@ def _block(
                     )
                     context = tl.where(own, part, context)
             x = tl.dot(context.to(normed.dtype), tl.load(weights + 3 * BLOCK_D * HEAD + tall), x)
-        if STORE_KV and FLAGS:
+        if FIRST:
             tl.debug_barrier()
             tl.atomic_xchg(flag_ptr, layer + 1, sem="release")
         normed = normalise(x, column, eps, WIDTH, BLOCK_D).to(weight_ptr.dtype.element_ty)
@@ -118,60 +130,44 @@ def _block(
         )  # fmt: skip
         weight_ptr += BLOCK_D * (4 * HEADS_WIDTH + 2 * FFN)
         bias_ptr += HEADS_WIDTH + 2 * BLOCK_D + FFN
-        kv_ptr += TILES * 2 * KV_TILE
+        kv_ptr += 2 * ROWS * HEADS_WIDTH
     final = normalise(x, column, eps, WIDTH, BLOCK_D)
     final = final * tl.load(bias_ptr + column)[None, :] + tl.load(bias_ptr + BLOCK_D + column)[None, :]
     final = tl.where(valid[:, None], final, 0.0)
     tl.store(out_ptr + token[:, None] * WIDTH + column[None, :], final.to(out_ptr.dtype.element_ty), mask=io_mask)
-    if BEFORE and FLAGS:
+    if BEFORE:
         # The only reader leaves the flag as the next call must find it.
         tl.atomic_xchg(flag_ptr, 0, sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tiles"])
 def blocks_kernel(
-    x_ptr, mask_ptr, out_ptr, kv_ptr, flag_ptr, weight_ptr, bias_ptr, batch, length, layers, programs, eps,
-    WIDTH: tl.constexpr, TILES: tl.constexpr, HEAD: tl.constexpr, PACK: tl.constexpr, FFN: tl.constexpr,
+    x_ptr, mask_ptr, out_ptr, kv_ptr, flag_ptr, weight_ptr, bias_ptr, batch, length, layers, tiles, eps,
+    WIDTH: tl.constexpr, HEADS_WIDTH: tl.constexpr, HEAD: tl.constexpr, PACK: tl.constexpr, FFN: tl.constexpr,
     CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, ROWS: tl.constexpr, GROUP: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_F: tl.constexpr, STAGES: tl.constexpr, MODE: tl.constexpr,
+    BLOCK_F: tl.constexpr, STAGES: tl.constexpr, HALVES: tl.constexpr,
 ):  # fmt: skip
-    """MODE "one": a block a program. "turns": both blocks of every programs-th sequence. "flags": a block a program,
-    the second half of the programs awaiting the first."""
+    """One program: GROUP whole sequences; or, in HALVES, 64 rows: the programs past `batch` hold the second halves."""
     program = tl.program_id(0)
-    kv_slot: tl.constexpr = TILES * 2 * ROWS * HEAD
-    if MODE == "one":
+    if not HALVES:
         _block(
-            x_ptr, mask_ptr, out_ptr, kv_ptr, flag_ptr, weight_ptr, bias_ptr, program, batch, length, layers, eps,
-            0, False, False, False,
-            WIDTH, TILES, HEAD, PACK, FFN, CAUSAL, HAS_MASK, ROWS, GROUP, BLOCK_D, BLOCK_F, STAGES,
+            x_ptr, mask_ptr, out_ptr, kv_ptr, flag_ptr, weight_ptr, bias_ptr, program, batch, length, layers, tiles,
+            eps, 0, False, False,
+            WIDTH, HEADS_WIDTH, HEAD, PACK, FFN, CAUSAL, HAS_MASK, ROWS, GROUP, BLOCK_D, BLOCK_F, STAGES,
         )  # fmt: skip
-    elif MODE == "turns":
-        kv = kv_ptr + program.to(tl.int64) * layers * kv_slot
-        for sequence in range(program, batch, programs):
-            tl.debug_barrier()
-            _block(
-                x_ptr, mask_ptr, out_ptr, kv, flag_ptr, weight_ptr, bias_ptr, sequence, batch, length, layers, eps,
-                0, True, False, False,
-                WIDTH, TILES, HEAD, PACK, FFN, CAUSAL, HAS_MASK, ROWS, GROUP, BLOCK_D, BLOCK_F, STAGES,
-            )  # fmt: skip
-            tl.debug_barrier()
-            _block(
-                x_ptr, mask_ptr, out_ptr, kv, flag_ptr, weight_ptr, bias_ptr, sequence, batch, length, layers, eps,
-                ROWS, False, True, False,
-                WIDTH, TILES, HEAD, PACK, FFN, CAUSAL, HAS_MASK, ROWS, GROUP, BLOCK_D, BLOCK_F, STAGES,
-            )  # fmt: skip
     else:
         sequence = program % batch
-        kv = kv_ptr + sequence.to(tl.int64) * layers * kv_slot
+        kv_ptr += sequence.to(tl.int64) * layers * (2 * ROWS * HEADS_WIDTH)
+        flag_ptr += sequence
         if program < batch:
             _block(
-                x_ptr, mask_ptr, out_ptr, kv, flag_ptr + sequence, weight_ptr, bias_ptr, sequence, batch, length,
-                layers, eps, 0, True, False, True,
-                WIDTH, TILES, HEAD, PACK, FFN, CAUSAL, HAS_MASK, ROWS, GROUP, BLOCK_D, BLOCK_F, STAGES,
+                x_ptr, mask_ptr, out_ptr, kv_ptr, flag_ptr, weight_ptr, bias_ptr, sequence, batch, length, layers,
+                tiles, eps, 0, True, False,
+                WIDTH, HEADS_WIDTH, HEAD, PACK, FFN, CAUSAL, HAS_MASK, ROWS, GROUP, BLOCK_D, BLOCK_F, STAGES,
             )  # fmt: skip
         else:
             _block(
-                x_ptr, mask_ptr, out_ptr, kv, flag_ptr + sequence, weight_ptr, bias_ptr, sequence, batch, length,
-                layers, eps, ROWS, False, True, True,
-                WIDTH, TILES, HEAD, PACK, FFN, CAUSAL, HAS_MASK, ROWS, GROUP, BLOCK_D, BLOCK_F, STAGES,
+                x_ptr, mask_ptr, out_ptr, kv_ptr, flag_ptr, weight_ptr, bias_ptr, sequence, batch, length, layers,
+                tiles, eps, ROWS, False, True,
+                WIDTH, HEADS_WIDTH, HEAD, PACK, FFN, CAUSAL, HAS_MASK, ROWS, GROUP, BLOCK_D, BLOCK_F, STAGES,
             )  # fmt: skip

@@ -65,8 +65,8 @@ def flagged_rows_kernel(
     # Later blocks may be writing their keys: what is not awaited is not read.
     written_to = tl.minimum(length, (block + 1) * ROWS)
     read = key < written_to
-    k_cell = (first_token + key)[None, None, :] * (2 * HEADS_WIDTH) + head[:, None, None] * (2 * HEAD) + lane[None, :, None]
-    v_cell = (first_token + key)[None, :, None] * (2 * HEADS_WIDTH) + head[:, None, None] * (2 * HEAD) + HEAD + lane[None, None, :]
+    key_cell = (first_token + key)[None, :, None] * (2 * HEADS_WIDTH) + head[:, None, None] * (2 * HEAD)
+    key_cell += lane[None, None, :]
     visible = read
     if HAS_MASK:
         visible = tl.load(mask_ptr + first_token + key, mask=read, other=0) != 0
@@ -93,9 +93,9 @@ def flagged_rows_kernel(
         while _least_written(flag_ptr, other, block, layers) <= layer:
             pass
         tl.debug_barrier()
-        k = tl.load(kv_ptr + k_cell, mask=read[None, None, :], other=0.0, cache_modifier=".cg")
-        v = tl.load(kv_ptr + v_cell, mask=read[None, :, None], other=0.0, cache_modifier=".cg")
-        probs, total = softmax(tl.where(allowed, tl.dot(q, k), float("-inf")), 2)
+        k = tl.load(kv_ptr + key_cell, mask=read[None, :, None], other=0.0, cache_modifier=".cg")
+        v = tl.load(kv_ptr + key_cell + HEAD, mask=read[None, :, None], other=0.0, cache_modifier=".cg")
+        probs, total = softmax(tl.where(allowed, tl.dot(q, tl.permute(k, (0, 2, 1))), float("-inf")), 2)
         context = tl.dot(probs.to(w_q.dtype), v) * (1.0 / total)[:, :, None]
         context = tl.reshape(tl.permute(context.to(w_q.dtype), (1, 0, 2)), (ROWS, HEADS_WIDTH))
         w_back = tl.load(weight_ptr + back_weight)

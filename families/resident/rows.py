@@ -1,8 +1,7 @@
-"""Thin blocks of query rows, many programs a sequence, for batches that leave the device empty.
+"""Thin blocks of query rows, a launch a layer and one more: for small batches that attend both ways.
 
-Query, key and value rows pass through a scratch in device memory. The exchange is either a launch boundary (`rows_kernel`:
-one launch a layer and one more, any mask) or flags (`flagged_rows_kernel`: one launch, causal only). With flags a program awaits
-programs before it alone, so the launch order ends every wait however few of them run at a time.
+Query, key and value rows pass through a scratch in device memory; the launch boundary is the exchange, so nothing is
+awaited. Causal batches take flagged_rows.py instead: one launch.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rooflane.families.resident.parts import feed_forward, gelu, normalise, softmax  # noqa: F401
+from rooflane.families.resident.parts import feed_forward, normalise, softmax
 
 
 @triton.jit

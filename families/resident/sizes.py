@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from rooflane.families.lean_cost import HALF, SINGLE
 from rooflane.families.resident.config import ResidentConfig
 from rooflane.families.resident.layout import Layout, padded
 from rooflane.shapes import Shape
-
-HALF, SINGLE = 2, 4  # bytes
-# Programs of 64 rows and four warps that fit a multiprocessor of 64 K registers.
-BLOCKS_A_UNIT = 2
 
 
 def constants(shape: Shape, layout: Layout, config: ResidentConfig, masked: bool) -> dict[str, Any]:
@@ -29,48 +26,44 @@ def constants(shape: Shape, layout: Layout, config: ResidentConfig, masked: bool
             return common
         tiles = {"BLOCK_F": config.ffn_tile, "STAGES": config.num_stages, "HEADS_A_STEP": config.heads_a_step}
         return common | tiles | {"CAUSAL": shape.causal}
-    blocks = {"TILES": layout.tiles, "PACK": layout.pack, "CAUSAL": shape.causal, "GROUP": config.group}
+    blocks = {"HEADS_WIDTH": layout.heads_width, "PACK": layout.pack, "CAUSAL": shape.causal, "GROUP": config.group}
     blocks |= {"BLOCK_F": config.ffn_tile, "STAGES": config.num_stages}
-    return common | blocks | {"MODE": config.mode}
+    return common | blocks | {"HALVES": config.mode == "halves"}
 
 
-def programs(shape: Shape, config: ResidentConfig, units: int) -> int:
+def programs(shape: Shape, config: ResidentConfig) -> int:
     """Return the programs of a launch."""
     if config.mode in ("flagged rows", "layered rows"):
         return shape.batch_size * -(-shape.seq_len // config.rows)
-    if config.mode == "flags":
+    if config.mode == "halves":
         return 2 * shape.batch_size
-    if config.mode == "turns":
-        return min(shape.batch_size, BLOCKS_A_UNIT * units)
     return -(-shape.batch_size // config.group)
 
 
-def scratch_elements(shape: Shape, layout: Layout, config: ResidentConfig, units: int) -> int:
-    """Return the operand elements that pass between programs or blocks through device memory.
+def scratch_elements(shape: Shape, layout: Layout, config: ResidentConfig) -> int:
+    """Return the operand elements that pass between programs through device memory.
 
-    Bounded by the device and the depth, not by the batch: rows run in flight at once, times the layers where each
-    keeps a scratch of its own.
+    Only batches that leave the device empty have any: at most 16 rows a multiprocessor, or 64 for halves, times the
+    layers where each keeps a scratch of its own.
     """
-    if config.mode == "one":
+    if config.mode == "whole":
         return 0
-    if config.mode == "flagged rows":
-        return shape.num_layers * shape.tokens * 2 * layout.heads_width
     if config.mode == "layered rows":
         return 2 * shape.tokens * 3 * layout.heads_width
-    sequences = programs(shape, config, units) // (2 if config.mode == "flags" else 1)
-    return sequences * shape.num_layers * config.rows * 2 * layout.heads_width
+    rows = shape.tokens if config.mode == "flagged rows" else shape.batch_size * config.rows
+    return shape.num_layers * rows * 2 * layout.heads_width
 
 
 def flag_count(shape: Shape, config: ResidentConfig) -> int:
     """Return the int32 flags of a launch, all zero between launches."""
-    if config.mode == "flags":
-        return shape.batch_size
-    return shape.batch_size * 2 * (padded(shape.seq_len) // config.rows) if config.mode == "flagged rows" else 1
+    if config.mode == "flagged rows":
+        return shape.batch_size * 2 * (padded(shape.seq_len) // config.rows)
+    return shape.batch_size if config.mode == "halves" else 0
 
 
-def scratch_bytes(shape: Shape, layout: Layout, config: ResidentConfig, units: int) -> int:
+def scratch_bytes(shape: Shape, layout: Layout, config: ResidentConfig) -> int:
     """Return the device bytes a forward holds besides its packed weights."""
-    held = scratch_elements(shape, layout, config, units) * HALF + flag_count(shape, config) * SINGLE
+    held = scratch_elements(shape, layout, config) * HALF + flag_count(shape, config) * SINGLE
     if config.mode == "layered rows":
         held += shape.tokens * shape.d_model * (shape.dtype_bytes + SINGLE)  # staged input, residual
     return held
