@@ -16,6 +16,8 @@ from torch.func import functional_call
 from rooflane.baseline import BaselineTransformer, TransformerConfig
 from rooflane.dispatch.adapters.mapping import BlockMapping, WeightsAt
 
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
+
 
 class LinearView:
     """A projection `[out, in]` with its bias `[out]`, zeros where the module has none."""
@@ -122,9 +124,7 @@ class StackView:
             attention = layer.attention
             parts = {
                 "norm1": layer.norm1,
-                **{
-                    f"attention.{name}": getattr(attention, name) for name in ("q_proj", "k_proj", "v_proj", "out_proj")
-                },
+                **{f"attention.{name}": getattr(attention, name) for name in PROJECTIONS},
                 "norm2": layer.norm2,
                 "ffn_in": layer.ffn_in,
                 "ffn_out": layer.ffn_out,

@@ -192,7 +192,7 @@ def test_a_model_of_other_sizes_is_refused(model, small, changes, complaint):
 
 
 def test_another_kind_of_model_is_refused(small):
-    with pytest.raises(OptimizeError, match="Linear is no module that optimize\(\) can read: it takes a Baseline"):
+    with pytest.raises(OptimizeError, match=r"Linear is no module that optimize\(\) can read: it takes a Baseline"):
         optimize(nn.Linear(1, 1), small)
     decoder = nn.TransformerDecoderLayer(16, 2, batch_first=True)
     with pytest.raises(OptimizeError, match="TransformerDecoderLayer has cross attention"):
