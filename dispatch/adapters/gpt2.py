@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -11,22 +12,27 @@ from rooflane.dispatch.errors import Unserved
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+# Passed down to every block by the model, and read by none whose attention is eager or sdpa.
+NO_EFFECT = ("position_ids", "cache_position")
+
 
 def read_gpt2(block: nn.Module, causal: bool, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Call:
     """Read a call of the block: no cache, no cross attention; a 4-D attention mask must be causal with padding."""
-    mask = kwargs.get("attention_mask")
-    extra = [name for name, value in kwargs.items() if name != "attention_mask" and _asks(value)]
-    if any(map(_asks, args)) or extra:
-        passed = ", ".join(extra) or "positional arguments behind hidden_states"
-        raise Unserved("arguments", f"it passes {passed}; only hidden_states and attention_mask= are served")
+    if args:
+        # Their order differs between versions of transformers.
+        bound = inspect.signature(block.forward).bind(hidden_states, *args, **kwargs).arguments
+        kwargs = {name: value for name, value in bound.items() if name not in ("hidden_states", "kwargs")}
+        kwargs |= bound.get("kwargs", {})
+    mask = kwargs.pop("attention_mask", None)
+    # None and False are what every optional argument defaults to.
+    extra = [
+        name for name, value in kwargs.items() if name not in NO_EFFECT and value is not None and value is not False
+    ]
+    if extra:
+        raise Unserved("arguments", f"it passes {', '.join(extra)}; served: hidden_states and attention_mask")
     if mask is None:
         return Call(hidden_states, None, causal)
     return Call(hidden_states, _valid_keys(mask, hidden_states), True)
-
-
-def _asks(value: Any) -> bool:
-    """Tell whether an argument asks for anything: None and False are what every optional one defaults to."""
-    return value is not None and value is not False
 
 
 def _valid_keys(mask: Tensor, x: Tensor) -> Tensor:
@@ -48,22 +54,25 @@ def _valid_keys(mask: Tensor, x: Tensor) -> Tensor:
     wanted = causal & valid[:, None, :]
     fits = ((visible == wanted) & (visible | hidden)) | ~valid[:, :, None]
     if not bool(fits.all()):
-        raise Unserved(
-            "mask", "attention_mask is not a causal mask with padded keys, the one kind the families compute"
-        )
+        raise Unserved("mask", "attention_mask is not causal with padded keys, the one kind the families compute")
     return valid.expand(batch, length)
 
 
 def _is_causal(block: nn.Module) -> bool:
     """Tell whether the block, called without a mask, is causal: eager attention without a `bias` buffer is not."""
-    implementation = getattr(block.attn.config, "_attn_implementation", "eager")
-    return implementation != "eager" or hasattr(block.attn, "bias")
+    return _implementation(block) != "eager" or hasattr(block.attn, "bias")
+
+
+def _implementation(block: nn.Module) -> str:
+    return getattr(block.attn.config, "_attn_implementation", None) or "eager"
 
 
 def _refuse(block: nn.Module) -> str | None:
     """Return what sets a block apart from a plain one."""
     if hasattr(block, "crossattention"):
         return "has cross attention, which no family computes"
+    if _implementation(block) not in ("eager", "sdpa"):
+        return f"has the attention implementation {_implementation(block)!r}; the calls of eager and sdpa ones are read"
     attention = block.attn
     scale = getattr(attention, "scaling", attention.head_dim**-0.5)
     unscaled = not attention.scale_attn_weights or attention.scale_attn_by_inverse_layer_idx
