@@ -153,12 +153,12 @@ class Dispatched(nn.Module):
     def _serve(self, *args: Any, **kwargs: Any) -> Any:
         """Run the built forward for a call, or the module's own and say why."""
         try:
-            call = self.read(*args, **kwargs)
-            forward = self._find(call.x, call.valid, call.causal)
+            x, valid, causal = self.read(*args, **kwargs)
+            forward = self._find(x, valid, causal)
         except Unserved as obstacle:
             self._note(obstacle)
             return self.original(*args, **kwargs)
-        return self.wrap(forward(call.x, call.valid))
+        return self.wrap(forward(x, valid))
 
     def _note(self, obstacle: Unserved) -> None:
         """Warn of a kind of obstacle once, or raise it when the caller asked for that."""
@@ -176,8 +176,9 @@ class Dispatched(nn.Module):
             raise Unserved(
                 "gradients", "it needs gradients, which no family computes; call under torch.inference_mode()"
             )
-        if any(module.training for module in self._droppers):
-            raise Unserved("training", "the module is in training mode and drops values; call eval() first")
+        for module in self._droppers:
+            if module.training:
+                raise Unserved("training", "the module is in training mode and drops values; call eval() first")
         batch, length, width = x.shape
         if valid is not None and (valid.shape != (batch, length) or valid.dtype != torch.bool):
             wanted = f"not {(batch, length)} of bool"
@@ -237,7 +238,9 @@ class Dispatched(nn.Module):
         chosen = self._route(shape, self._device)
         self._routes[key] = chosen
         spec = registry.load_families()[chosen.family]
-        forward = spec.build(self.view(config_of(shape)), shape, self._device, **chosen.options)
+        # What is packed during an inference-mode call must be writable when weights change outside that mode.
+        with torch.inference_mode(False), torch.no_grad():
+            forward = spec.build(self.view(config_of(shape)), shape, self._device, **chosen.options)
         return Built(forward, chosen)
 
     def _forget(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rooflane.dispatch.errors import Unserved
 
@@ -31,8 +31,7 @@ def weights_at(path: str, part: tuple[int, int] = (0, 1), *, transposed: bool = 
     return WeightsAt(f"{path}.weight", f"{path}.bias", part, transposed)
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """One call as every family takes it: `x [B, S, D]`, `valid [B, S]` bool (True = real token) or None, causality."""
 
     x: Tensor

@@ -1,7 +1,7 @@
 """A module's weights seen as a baseline's: what a family reads of a model, on the module's own storage.
 
-Every access reads the module anew, so a replaced, moved or changed parameter is seen; slices and transposes share
-their parameter's memory and version.
+Every access reads the module anew, so a replaced, moved or changed parameter is seen; what is watched for changes are
+the module's own parameters, of which these are parts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class LinearView:
     def weight(self) -> Tensor:
         """The projection's rows of the stored weight."""
         stored = attrgetter(self._where.weight)(self._block)
-        return self._part(stored.t() if self._where.transposed else stored)
+        # Packers take contiguous weights, as every nn.Linear's are; they run when weights change, not at every call.
+        return self._part(stored.t() if self._where.transposed else stored).contiguous()
 
     @property
     def bias(self) -> Tensor:

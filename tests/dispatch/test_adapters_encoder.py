@@ -274,6 +274,15 @@ def test_changed_weights_of_the_original_are_seen(fast, encoder, x, change, thro
         assert_valid_rows_close(out, encoder(x))
 
 
+def test_what_is_built_in_inference_mode_sees_changes_made_outside_it(encoder, x, rules):
+    fast = optimize(encoder, x[:1], rules=rules, on_unseen="build")
+    with torch.inference_mode():
+        fast(x)
+    with torch.no_grad():
+        double_ffn(encoder)
+        assert_valid_rows_close(fast(x), encoder(x))
+
+
 def test_weights_come_back_from_a_state_dict(fast, encoder, x, rules):
     other = optimize(build_encoder(), x, rules=rules)
     with torch.no_grad():
