@@ -310,7 +310,12 @@ def test_copies_have_weights_and_forwards_of_their_own(fast, encoder, x, clone):
         assert not torch.allclose(twin(x), expected, atol=1e-3)
 
 
-def test_a_cast_module_is_built_for_its_new_dtype(fast, encoder, x):
+@pytest.mark.parametrize("family", ["sdpa_flash", "chunked"])
+@pytest.mark.parametrize("final_norm", [True, False])
+def test_a_cast_module_is_built_for_its_new_dtype(final_norm, family, x, write_rules):
+    rules = write_rules(f'[[rule]]\nname = "all"\nwhen = {{}}\nfamily = "{family}"\nbecause = "a test"\n')
+    encoder = build_encoder(final_norm=final_norm)
+    fast = optimize(encoder, x, rules=rules, on_unseen="error")
     with torch.inference_mode():
         reference = encoder(x)
         fast.bfloat16()
@@ -337,6 +342,7 @@ def test_gradients_flow_through_pytorchs_own_forward(fast, encoder, x):
 @pytest.mark.parametrize("through", ["the original", "the module"])
 def test_training_mode_drops_values_as_pytorch_does(fast, encoder, x, through):
     (encoder if through == "the original" else fast).train()
+    assert encoder.training
     with torch.no_grad(), pytest.warns(UserWarning, match="training mode and drops values"):
         torch.manual_seed(0)
         out = fast(x)
@@ -362,3 +368,64 @@ def test_a_family_that_always_norms_is_passed_over_without_a_final_norm(publishe
     assert route(published["1"], h200, load_rules()).family == "resident"
     assert chosen.family == "graph_compile"
     assert any("always ends with a LayerNorm" in rejection.reason for rejection in chosen.rejected)
+
+
+GPU_SHAPES = {
+    "resident": Shape("resident", 8, 64, 64, 4, 64, 2),
+    "graph_compile": Shape("graph_compile", 4, 200, 128, 4, 256, 2),
+    "gemm_fp16": Shape("gemm_fp16", 4, 200, 128, 4, 256, 2),
+    "sdpa_flash": Shape("sdpa_flash", 4, 200, 128, 4, 256, 2),
+    "chunked": Shape("chunked", 4, 200, 128, 4, 256, 2),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("final_norm", [True, False])
+@pytest.mark.parametrize("family", GPU_SHAPES)
+def test_every_family_serves_an_encoder_on_a_gpu(family, final_norm, write_rules):
+    from rooflane.eval import check_gate
+
+    if family == "resident" and not final_norm:
+        pytest.skip("resident always ends with a LayerNorm")
+    shape = GPU_SHAPES[family]
+    rules = write_rules(f'[[rule]]\nname = "all"\nwhen = {{}}\nfamily = "{family}"\nbecause = "a test"\n')
+    layer = nn.TransformerEncoderLayer(shape.d_model, shape.num_heads, shape.ffn_dim, **build_settings())
+    norm = nn.LayerNorm(shape.d_model) if final_norm else None
+    encoder = nn.TransformerEncoder(layer, shape.num_layers, norm, enable_nested_tensor=False).cuda().eval()
+    fast = optimize(encoder, shape, rules=rules, on_unseen="error")
+    generator = torch.Generator("cuda").manual_seed(0)
+    x = torch.randn(shape.batch_size, shape.seq_len, shape.d_model, generator=generator, device="cuda")
+    lengths = torch.randint(1, shape.seq_len + 1, (shape.batch_size, 1), generator=generator, device="cuda")
+    padding = torch.arange(shape.seq_len, device="cuda") >= lengths
+    mask = nn.Transformer.generate_square_subsequent_mask(shape.seq_len, device="cuda").isinf()
+    with torch.inference_mode():
+        for call in ({}, {"src_key_padding_mask": padding}):
+            valid = ~padding if call else torch.ones_like(padding)
+            for _ in range(2):
+                out = fast(x, mask, is_causal=True, **call)
+                assert check_gate(out[valid], encoder(x, mask, **call)[valid]).passed
+                assert not out[~valid].any()
+            kept = out.clone()
+            encoder.layers[0].linear1.weight.mul_(1.5)
+            changed = fast(x, mask, is_causal=True, **call)
+            assert check_gate(changed[valid], encoder(x, mask, **call)[valid]).passed
+            assert torch.equal(out, kept), "the next call must not overwrite an output"
+
+
+@pytest.mark.gpu
+def test_an_evicted_forward_gives_its_memory_back(write_rules):
+    rules = write_rules('[[rule]]\nname = "all"\nwhen = {}\nfamily = "sdpa_flash"\nbecause = "a test"\n')
+    layer = nn.TransformerEncoderLayer(256, 4, 1024, **build_settings())
+    encoder = nn.TransformerEncoder(layer, 2, nn.LayerNorm(256), enable_nested_tensor=False).cuda().eval()
+    x = torch.randn(16, 512, 256, device="cuda")
+    fast = optimize(encoder, x, rules=rules, on_unseen="build", cache_size=1)
+    used = []
+    with torch.inference_mode():
+        for batch in (16, 15, 14, 13, 12):
+            fast(x[:batch])
+            used.append(torch.cuda.memory_allocated())
+    assert max(used[1:]) <= used[0] + (1 << 20)
+
+
+def build_settings() -> dict:
+    return {"activation": "gelu", "batch_first": True, "norm_first": True}
