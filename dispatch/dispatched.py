@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import torch
@@ -16,36 +16,13 @@ from rooflane.dispatch.adapters.mapping import Call
 from rooflane.dispatch.built import Built, BuiltForwards, Key
 from rooflane.dispatch.errors import OptimizeError, Unserved
 from rooflane.dispatch.profile import Profile, ProfileError, host_profile, match_profile
+from rooflane.dispatch.request import Request, Sizes
 from rooflane.dispatch.route import Route, RouteError, route
-from rooflane.dispatch.rules import RuleTable
 from rooflane.families import registry
 from rooflane.shapes import DTYPE_BYTES, Shape, ShapeError
 
 DTYPE_NAMES = {torch_dtype(name): name for name in DTYPE_BYTES}
 SHARED = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set")
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """What a module fixes of every shape it can be called with; `causal` is None where each call says."""
-
-    d_model: int
-    num_heads: int
-    ffn_dim: int
-    num_layers: int
-    causal: bool | None
-    final_norm: bool
-
-
-@dataclass(frozen=True)
-class Request:
-    """What optimize() was asked beside the module: rules, profile, device, and what unseen shapes get."""
-
-    rules: RuleTable
-    profile: Profile | None
-    device: torch.device
-    on_unseen: str
-    cache_size: int
 
 
 def profile_of(device: torch.device) -> Profile:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rooflane.dispatch.adapters import BlockMapping, find_adapter
 from rooflane.dispatch.errors import OptimizeError, Unserved
 from rooflane.dispatch.profile import Profile
+from rooflane.dispatch.request import Request
 from rooflane.dispatch.rules import RuleTable, load_rules
 from rooflane.shapes import Shape, ShapeError
 
@@ -50,7 +51,7 @@ def optimize(
     """
     import torch
 
-    from rooflane.dispatch.dispatched import Dispatched, Request
+    from rooflane.dispatch.dispatched import Dispatched
 
     if on_unseen not in ON_UNSEEN:
         raise OptimizeError(f"on_unseen is {on_unseen!r}; accepted: {', '.join(ON_UNSEEN)}")

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from rooflane.baseline import BaselineTransformer
 from rooflane.dispatch.adapters.checks import check_eps, check_hooks
 from rooflane.dispatch.adapters.mapping import Call
-from rooflane.dispatch.dispatched import Dispatched, Sizes
+from rooflane.dispatch.dispatched import Dispatched
+from rooflane.dispatch.request import Sizes
 
 
 def is_baseline(model: nn.Module) -> bool:

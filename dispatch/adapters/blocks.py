@@ -13,8 +13,9 @@ from rooflane.baseline import TransformerConfig
 from rooflane.dispatch.adapters.checks import check_activation, check_eps, check_eval, check_hooks, check_same_forward
 from rooflane.dispatch.adapters.mapping import BlockMapping, Call
 from rooflane.dispatch.adapters.view import PROJECTIONS, LayerView, StackView, blocks_of
-from rooflane.dispatch.dispatched import Dispatched, Sizes
+from rooflane.dispatch.dispatched import Dispatched
 from rooflane.dispatch.errors import OptimizeError
+from rooflane.dispatch.request import Sizes
 
 # Largest difference allowed when a mapping is tried in float64, in units of what the module adds to x: a softmax that
 # the module takes in float32 passes; the tanh form of GELU, at about 1e-4, does not.

@@ -12,8 +12,9 @@ from rooflane.dispatch.adapters.checks import check_eps, check_eval, check_hooks
 from rooflane.dispatch.adapters.encoder_layer import ENCODER_LAYER, check_layer, own_mask, read_call, sizes_of
 from rooflane.dispatch.adapters.mapping import Call
 from rooflane.dispatch.adapters.view import StackView
-from rooflane.dispatch.dispatched import Dispatched, Sizes
+from rooflane.dispatch.dispatched import Dispatched
 from rooflane.dispatch.errors import OptimizeError
+from rooflane.dispatch.request import Sizes
 
 
 class DispatchedEncoder(Dispatched, nn.TransformerEncoder):

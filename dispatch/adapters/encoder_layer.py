@@ -13,8 +13,9 @@ from rooflane.dispatch.adapters.checks import check_activation, check_eval, chec
 from rooflane.dispatch.adapters.mapping import BlockMapping, Call, WeightsAt, weights_at
 from rooflane.dispatch.adapters.masks import read_causal, read_valid
 from rooflane.dispatch.adapters.view import StackView
-from rooflane.dispatch.dispatched import Dispatched, Sizes
+from rooflane.dispatch.dispatched import Dispatched
 from rooflane.dispatch.errors import OptimizeError
+from rooflane.dispatch.request import Sizes
 
 _PACKED = ("self_attn.in_proj_weight", "self_attn.in_proj_bias")
 ENCODER_LAYER = BlockMapping(
