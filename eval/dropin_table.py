@@ -53,16 +53,21 @@ def load_dropin(path: str | Path) -> dict[str, list[Line]]:
 def render_dropin_table(path: str | Path) -> str:
     """Return the table in Markdown, the geometric means and the conditions under it."""
     shapes = load_dropin(path)
-    own = [name for name in OWN if any(_timed(row, name) for rows in shapes.values() for row in rows)]
+    whole = {key: lines for key, lines in shapes.items() if not any("error" in line for line in lines)}
+    failures = [
+        f"- shape {row['shape']['id']} failed: {row['error']}" for row in sum(shapes.values(), []) if "error" in row
+    ]
+    own = [name for name in OWN if any(_timed(row, name) for rows in whole.values() for row in rows)]
     columns = ("id", "shape", "family", *(OWN[name] for name in own), OURS, "over fast path", "over the fastest", "use")
-    rows = tuple(_row(lines, own) for lines in shapes.values())
+    rows = tuple(_row(lines, own) for lines in whole.values())
     note = (
-        "event time in ms, the median over processes; SDPA: fast path off; RO: with CUDA graphs, whose next call "
+        "event time in ms, the median over the processes that timed the arm; SDPA: fast path off; RO: with CUDA graphs, whose next call "
         "overwrites the output; use: the largest share of the tolerance, above 1 fails"
     )
     environment = next(iter(shapes.values()))[0]["environment"]
     table = Table("", columns, rows, 3, note)
-    return "\n\n".join([markdown(table), "\n".join(_headlines(shapes, own)), _conditions(environment, shapes)])
+    lines = "\n".join([*_headlines(whole, own, list(shapes)), *failures])
+    return "\n\n".join([markdown(table), lines, _conditions(environment, shapes)])
 
 
 def _row(lines: list[Line], own: list[str]) -> tuple[str, ...]:
@@ -84,8 +89,8 @@ def _row(lines: list[Line], own: list[str]) -> tuple[str, ...]:
     )
 
 
-def _headlines(shapes: dict[str, list[Line]], own: list[str]) -> list[str]:
-    """Return the geometric mean over each arm, and on how many shapes ours was faster than every arm each time."""
+def _headlines(shapes: dict[str, list[Line]], own: list[str], all_shapes: list[str]) -> list[str]:
+    """Return the geometric mean over each arm, and of how many shapes ours was faster than every arm each time."""
     lines = []
     for name in own:
         rows = {key: rows for key, rows in shapes.items() if all(_timed(row, name) for row in rows)}
@@ -95,16 +100,14 @@ def _headlines(shapes: dict[str, list[Line]], own: list[str]) -> list[str]:
             lines.append(f"- over {OWN[name]}: {interval(t_interval(logs))} over {_count(len(rows))}")
     ahead = [key for key, rows in shapes.items() if all(_ahead(row, own) for row in rows)]
     passed = [key for key, rows in shapes.items() if all(_passed(row) for row in rows)]
-    lines.append(
-        f"- faster than every arm timed in every process: {len(ahead)} of {_count(len(shapes))}{_but(shapes, ahead)}"
-    )
-    lines.append(f"- passes the gate in every check: {len(passed)} of {_count(len(shapes))}{_but(shapes, passed)}")
+    lines.append(f"- faster than every arm timed in every process: {_share(ahead, all_shapes)}")
+    lines.append(f"- passes the gate in every check: {_share(passed, all_shapes)}")
     return lines
 
 
-def _but(shapes: dict[str, list[Line]], those: list[str]) -> str:
-    rest = [key for key in shapes if key not in those]
-    return f" (not {', '.join(rest)})" if rest else ""
+def _share(those: list[str], all_shapes: list[str]) -> str:
+    rest = [key for key in all_shapes if key not in those]
+    return f"{len(those)} of {_count(len(all_shapes))}" + (f" (not {', '.join(rest)})" if rest else "")
 
 
 def _count(shapes: int) -> str:
@@ -134,13 +137,15 @@ def _line_ms(line: Line, name: str) -> float:
 
 
 def _median_ms(lines: list[Line], name: str) -> float | None:
-    """Return the median over processes of an arm's median, None where a process lacks it."""
-    return median(_line_ms(line, name) for line in lines) if all(_timed(line, name) for line in lines) else None
+    """Return the median over processes of an arm's median, None where no process timed it."""
+    found = [_line_ms(line, name) for line in lines if _timed(line, name)]
+    return median(found) if found else None
 
 
 def _logs(lines: list[Line], name: str) -> list[float]:
-    """Return log(time of an arm / ours) of each process."""
-    return [paired_log_ratio(line["arms"][name]["event_ns"], line["arms"][OURS]["event_ns"]) for line in lines]
+    """Return log(time of an arm / ours) of each process that timed the arm."""
+    arms = [line["arms"] for line in lines if _timed(line, name)]
+    return [paired_log_ratio(found[name]["event_ns"], found[OURS]["event_ns"]) for found in arms]
 
 
 def _ahead(line: Line, own: list[str]) -> bool:
