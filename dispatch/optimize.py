@@ -55,6 +55,10 @@ def optimize(
 
     if on_unseen not in ON_UNSEEN:
         raise OptimizeError(f"on_unseen is {on_unseen!r}; accepted: {', '.join(ON_UNSEEN)}")
+    if mapping is not None and not isinstance(mapping, BlockMapping):
+        raise OptimizeError(f"mapping is a {type(mapping).__name__}; give a BlockMapping, such as GPT2_BLOCK")
+    if not isinstance(shape, (Shape, torch.Tensor, list, tuple)):
+        raise OptimizeError(f"shape is a {type(shape).__name__}; give a Shape, an example input, or a list of either")
     asked = [shape] if isinstance(shape, (Shape, torch.Tensor)) else list(shape)
     if not asked or len(asked) > cache_size:
         raise OptimizeError(

@@ -61,8 +61,8 @@ def render_dropin_table(path: str | Path) -> str:
     columns = ("id", "shape", "family", *(OWN[name] for name in own), OURS, "over fast path", "over the fastest", "use")
     rows = tuple(_row(lines, own) for lines in whole.values())
     note = (
-        "event time in ms, the median over the processes that timed the arm; SDPA: fast path off; RO: with CUDA graphs, whose next call "
-        "overwrites the output; use: the largest share of the tolerance, above 1 fails"
+        "event time in ms, the median over the processes that timed the arm; SDPA: fast path off; RO: with CUDA "
+        "graphs, whose next call overwrites the output; use: the largest share of the tolerance, above 1 fails"
     )
     environment = next(iter(shapes.values()))[0]["environment"]
     table = Table("", columns, rows, 3, note)

@@ -146,6 +146,8 @@ def test_a_strided_input_is_served(dispatch, model, small):
         (x_of(1, 1), {"on_unseen": "guess"}, "on_unseen is 'guess'; accepted: fallback, build, error"),
         (x_of(1, 1)[0], {}, r"an example input is a tensor .batch, sequence, width.; got \(1, 16\)"),
         (x_of(1, 1).half(), {}, r"the example input is \(1, 1, 16\) of torch.float16; the model takes"),
+        ("published.csv", {}, "shape is a str; give a Shape, an example input, or a list of either"),
+        (x_of(1, 1), {"mapping": "gpt2"}, "mapping is a str; give a BlockMapping, such as GPT2_BLOCK"),
         ([3], {}, "an example input is a tensor .*; got int"),
         (x_of(1, 1)[:0], {}, "the example call cannot be optimised: .*batch_size is 0"),
     ],
