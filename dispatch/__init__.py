@@ -1,9 +1,11 @@
 """Which family serves a shape, and why: ledger, device profiles, classifier, rules, router, optimize(). No torch."""
 
+from rooflane.dispatch.adapters import GPT2_BLOCK, BlockMapping, WeightsAt, weights_at
 from rooflane.dispatch.classify import BORDERLINE_MARGIN, REGIMES, Classification, classify, op_time
 from rooflane.dispatch.conditions import FIELDS
+from rooflane.dispatch.errors import OptimizeError
 from rooflane.dispatch.ledger import Ledger, Op, ledger, peak_bytes, weight_bytes
-from rooflane.dispatch.optimize import OptimizeError, optimize
+from rooflane.dispatch.optimize import optimize
 from rooflane.dispatch.profile import (
     Figure,
     Profile,
@@ -19,7 +21,9 @@ from rooflane.dispatch.rules import LintFinding, Rule, RuleError, RuleTable, loa
 __all__ = [
     "BORDERLINE_MARGIN",
     "FIELDS",
+    "GPT2_BLOCK",
     "REGIMES",
+    "BlockMapping",
     "Classification",
     "Figure",
     "Ledger",
@@ -34,6 +38,7 @@ __all__ = [
     "Rule",
     "RuleError",
     "RuleTable",
+    "WeightsAt",
     "classify",
     "host_profile",
     "ledger",
@@ -48,4 +53,5 @@ __all__ = [
     "route",
     "show_condition",
     "weight_bytes",
+    "weights_at",
 ]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rooflane.families.bound import BoundForward, Launch
+from rooflane.families.lean import lean_sum
 from rooflane.families.pointwise.pointwise import bind_add_norm
 from rooflane.families.staged import StagedGraph
 from rooflane.families.weights import PackedWeights
@@ -27,6 +28,13 @@ def capture_lean(
         graph = StagedGraph(body, x, mask, device)
         residual, update = graph.result
         tensors = weights.tensors
+        if "norm.weight" not in tensors:
+
+            def launch_sum(stream: int, x: Tensor, mask: Tensor | None, out: Tensor) -> None:
+                graph.run(stream, x, mask)
+                lean_sum(residual, update, mask, out)
+
+            return launch_sum
         finish = bind_add_norm(residual, update, tensors["norm.weight"], tensors["norm.bias"], mask, out, eps)
 
         def launch(stream: int, x: Tensor, mask: Tensor | None, out: Tensor) -> None:

@@ -52,7 +52,7 @@ def build_lean(
     device = torch.device(device)
     weights = packed_weights(model, operand_dtype(operands, shape, device.type))
     ops = choose_ops(shape, device, compiled=compiled)
-    eps = model.final_norm.eps
+    eps = model.layers[0].norm1.eps
 
     def forward(x: Tensor, mask: Tensor | None, tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         return lean_body(x, mask, tensors, shape, ops, eps)

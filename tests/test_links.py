@@ -77,4 +77,4 @@ def test_readme_python_example_runs(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     scope: dict[str, object] = {}
     exec(compile(example, "README.md", "exec"), scope)
     assert scope["y"].shape == scope["x"].shape
-    assert "shape 2" in capsys.readouterr().out
+    assert "shape 64x128 (64x128x128 h4 f128 l4 causal)" in capsys.readouterr().out

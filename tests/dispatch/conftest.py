@@ -53,7 +53,7 @@ class FakeFamily:
         return 0.25
 
     def build(self, model: Any, shape: Shape, device: Any, **options: Any) -> Callable[..., Any]:
-        self.builds.append(SimpleNamespace(model=model, device=device, options=options))
+        self.builds.append(SimpleNamespace(model=model, shape=shape, device=device, options=options))
         return lambda x, mask: 2 * model(x, mask)
 
 
