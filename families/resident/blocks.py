@@ -87,8 +87,10 @@ def _block(
             while tl.atomic_add(flag_ptr, 0, sem="acquire") <= layer:
                 pass
             tl.debug_barrier()
-        # The count is no constant: a loop of one step would not be pipelined, and its products then go wrong on Hopper.
-        for tile in tl.range(0, tiles, num_stages=STAGES):
+        # The count is no constant: where a loop of one step dissolves, Triton 3.6 pipelines the loop over layers in its
+        # place, and on Hopper that went wrong. The widest head is alone and has no room for a pipeline; there the loop
+        # of the feed-forward, two steps at least, keeps the layers' from being the innermost.
+        for tile in tl.range(0, tiles if HEAD <= FUSED_HEAD else 1, num_stages=STAGES):
             weights = weight_ptr + tile * (4 * BLOCK_D * HEAD)
             q = tl.dot(normed, tl.load(weights + wide)) + tl.load(bias_ptr + tile * HEAD + lane)[None, :]
             q = q.to(normed.dtype)

@@ -69,7 +69,8 @@ def resident_config(shape: Shape, room: Room = HOPPER) -> ResidentConfig:
             return ResidentConfig("flagged rows", ROWS, 1, 1, shape.num_heads, ffn, 8, 1)
     # A feed-forward of one tile needs no pipeline for it and leaves the shared memory to a third stage of the heads.
     single = ffn <= STEP_COLUMNS and head < BLOCK_ROWS and room.shared_bytes >= HOPPER.shared_bytes
-    ffn_tile, stages = (ffn, 3) if single else (min(64, ffn), 2)
+    # A head over half the width stands alone without a pipeline: its feed-forward takes two steps (see blocks.py).
+    ffn_tile, stages = (ffn, 3) if single else (min(64, ffn if head <= BLOCK_ROWS else ffn // 2), 2)
     pack = packable(shape)
     if shape.causal and length > BLOCK_ROWS and head <= HALVES_HEAD and 2 * shape.batch_size <= room.units:
         return ResidentConfig("halves", BLOCK_ROWS, 1, pack, 1, ffn_tile, 4, stages)

@@ -46,6 +46,8 @@ class Resident:
         for name, limit in LIMITS:
             if getattr(shape, name) > limit:
                 return f"{name} {getattr(shape, name)} is over {limit}: one SM cannot hold a sequence"
+        if shape.head_dim > 64 and shape.ffn_dim <= 16:
+            return f"ffn_dim {shape.ffn_dim} is under 17 with a head_dim over 64: too little for the kernel's two steps"
         if profile.shared_memory_bytes < SHARED_KIB * 1024:
             return (
                 f"needs {SHARED_KIB} KiB of shared memory a block, the device has {profile.shared_memory_bytes >> 10}"
