@@ -1,0 +1,1 @@
+"""Write one self-contained submission file from the families the shapes need."""
