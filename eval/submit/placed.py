@@ -33,10 +33,15 @@ class PlacedTransformer(BaselineTransformer):
         """Return the forward for a shape on a device, built on `plain`'s weights, or None for the plain one."""
         raise NotImplementedError
 
-    # The launches are bound by hand; torch.compile would trace through them in vain.
-    @torch.compiler.disable
     def forward(self, x: Tensor, valid_token_mask: Tensor | None = None) -> Tensor:
         """Return the stack's output `[B, S, D]` for `x [B, S, D]` and `valid_token_mask [B, S]` bool or None."""
+        if torch.compiler.is_compiling():
+            # Nothing here is worth tracing; as a decorator this would import the compiler in every process (3 s).
+            return torch.compiler.disable(self._run)(x, valid_token_mask)
+        return self._run(x, valid_token_mask)
+
+    def _run(self, x: Tensor, valid_token_mask: Tensor | None) -> Tensor:
+        """Run the built forward, building it at the first call; calls that need gradients run plain torch."""
         if torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in self.parameters())):
             return self._plain(x, valid_token_mask)
         forward = self._built.get((x.shape, x.dtype))
@@ -58,7 +63,7 @@ class PlacedTransformer(BaselineTransformer):
         with torch.inference_mode(False), torch.no_grad():
             forward = self.choose(self._plain, shape, x.device)
         if forward is None:
-            warnings.warn(f"no fast forward for {shape.label()} on {x.device.type}: plain torch runs", stacklevel=4)
+            warnings.warn(f"no fast forward for {shape.label()} on {x.device.type}: plain torch runs", stacklevel=5)
         return forward or self._plain
 
     def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:

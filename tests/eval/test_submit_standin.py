@@ -214,6 +214,7 @@ def test_a_copy_builds_its_own_forward():
     assert_equal_to(twin, reference, x)
 
 
+@pytest.mark.slow
 def test_a_compiled_user_model_runs_uncompiled():
     # The launches are bound by hand; with --compile-user the script wraps the class, which must still be right.
     model = placed(TINY)
