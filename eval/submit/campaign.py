@@ -102,10 +102,13 @@ def submit(
 def resume_submission(folder: str | Path, *, on_event: Callable[[SubmitEvent], None] | None = None) -> Submission:
     """Go on with a submission: its rows stay, the missing runs are made, with the same script and candidate.
 
-    Raises `EvaluationError` when the script or the candidate's file is not what the submission began with.
+    A whole submission is returned as it is, also where its script is not at hand. Raises `EvaluationError` when the
+    script or the candidate's file is not what the submission began with.
     """
     submission = open_submission(folder)
     meta = submission.meta
+    if not submission.missing():
+        return submission
     script = read_organiser(meta.organiser)
     if script.sha256 != meta.sha256:
         raise EvaluationError(
