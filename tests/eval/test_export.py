@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -257,8 +258,9 @@ def rooflane(tmp_path, monkeypatch, capsys):
     return call
 
 
-def test_the_command_writes_the_file_and_says_what_is_in_it(rooflane, tmp_path):
-    status, out, _ = rooflane("export", "--profile", "h200", "--json")
+def test_the_readmes_command_writes_the_file_and_says_what_is_in_it(rooflane, tmp_path, root):
+    (command,) = re.findall(r"^rooflane export .*$", (root / "README.md").read_text(), re.MULTILINE)
+    status, out, _ = rooflane(*command.split()[1:], "--profile", "h200", "--json")
     document = json.loads(out)
     assert status == 0 and document["shapes"]["14"] == "chunked" and document["plain_torch"] == {}
     assert (tmp_path / "my_submission.py").read_text().count("\n") == document["lines"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -262,14 +263,15 @@ def test_wrong_uses_give_one_paragraph(rooflane, organiser, mine, arguments, wor
     assert status == ExitCode.USAGE and words in flat and "Traceback" not in err
 
 
-def test_the_whole_command_with_the_stand_in(root, tmp_path):
-    (tmp_path / "s.csv").write_text(HEADER + "a,2,8,16,2,16,1,true\n")
-    command = [sys.executable, "-m", "rooflane.eval", "submit", "s.csv", "--device", "cpu", "--json"]
-    command += ["--organiser", root / "tests" / "standin" / "benchmark.py", "--candidate", "sdpa_flash"]
-    command += ["--organiser-args", "--repeats 3 --warmup 1"]
-    done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
+def test_the_readmes_command_with_the_stand_in(root, tmp_path):
+    (command,) = re.findall(r"^rooflane submit .*$", (root / "README.md").read_text(), re.MULTILINE)
+    script = command.split()[-1]
+    (tmp_path / script).write_text((root / "tests" / "standin" / "benchmark.py").read_text())
+    # One published shape and few calls; the command as it stands runs all of them.
+    words = [sys.executable, "-m", "rooflane.eval", *command.split()[1:], "--device", "cpu", "--shape", "3", "--json"]
+    words += ["--organiser-args", "--repeats 2 --warmup 1 --accuracy-trials 2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120, env=environment)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     (shape,) = document["shapes"]
