@@ -84,7 +84,8 @@ def test_the_file_imports_only_torch_triton_and_the_standard_library(published_o
 
 def test_the_file_holds_the_kernels_the_shapes_need_and_the_contracts_class(published_on_h200):
     names = defined(published_on_h200.text)
-    assert {"whole_kernel", "rows_kernel", "attention_kernel", "UserOptimizedTransformer"} <= names
+    assert {"attention_kernel", "add_norm_kernel", "UserOptimizedTransformer"} <= names
+    assert "# rooflane.families.resident." in published_on_h200.text
     # A candidate file is searched for `build` first: no helper may have that name.
     assert "build" not in names and names >= {"resident_build", "chunked_build"}
 
@@ -93,7 +94,8 @@ def test_the_file_holds_no_family_the_shapes_do_not_need():
     found = exported([SMALL], "chunked")
     names = defined(found.text)
     assert found.families == ("chunked",) and "Chunked" in names
-    assert not {"Resident", "SdpaFlash", "GraphCompile", "whole_kernel", "bind_add_norm"} & names
+    assert not {"Resident", "SdpaFlash", "GraphCompile", "LeanSpec"} & names
+    assert "# rooflane.families.resident." not in found.text
     # Planning is the router's, and the export is routed.
     assert "lean_predict_s" not in names and "def supports" not in found.text and "def peak_bytes" not in found.text
 
@@ -119,19 +121,22 @@ def test_one_request_gives_one_text(published_on_h200, root):
 
 def test_every_definition_is_the_source_it_was_taken_from(published_on_h200, root):
     # Kernels are tuned text: apart from names that clash, not one token may differ.
+    def plain(node: ast.AST) -> str:
+        return re.sub(r"\bresident_|\b_resident(?=_)", "", ast.unparse(node))
+
     source = {}
     for folder in ("families", "shapes", "baseline"):
         for path in (root / folder).rglob("*.py"):
             for node in ast.parse(path.read_text()).body:
                 if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                    source.setdefault(node.name, set()).add(ast.unparse(node))
+                    source.setdefault(node.name, set()).add(plain(node))
     kernels = [
         node
         for node in ast.parse(published_on_h200.text).body
         if isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(mark) for mark in node.decorator_list)
     ]
     assert len(kernels) >= 8
-    assert all(ast.unparse(node) in source[node.name] for node in kernels)
+    assert all(any(plain(node) in texts for texts in source.values()) for node in kernels)
 
 
 @pytest.mark.parametrize("family", ["sdpa_flash", "chunked", "dispatched"])
@@ -200,13 +205,13 @@ def ptx(case, function):
     compiled = triton.compile(ASTSource(function, signature, constants, {}), GPUTarget("cuda", 90, 32), options)
     kept = re.sub(r"(?m)^\\s*(\\.loc|\\.file|//).*$", "", compiled.asm["ptx"])
     return [line.strip() for line in kept.split(".section")[0].splitlines() if line.strip()]
-wanted = {"gelu", "mask_extent", "resident whole d32 h4 f32 s128"}
+wanted = ("gelu", "add_norm d128", "mask_extent")  # seconds to compile; the others' text is compared above
 cases = [case for case in shipped_cases() if case.name in wanted]
-assert len(cases) == len(wanted)
+assert len(cases) == 3
 for case in cases:
     mine, ours = ptx(case, getattr(exported, case.function.__name__)), ptx(case, case.function)
     assert len(ours) > 20 and mine == ours, case.name
-print("same", len(cases))
+print("same")
 """
 
 
@@ -219,7 +224,7 @@ def test_exported_kernels_compile_to_the_same_instructions(tmp_path, published_o
         [sys.executable, "-c", COMPILE, path], capture_output=True, text=True, env=environment, timeout=300
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "same 3"
+    assert done.stdout.strip() == "same"
 
 
 def test_the_file_passes_the_stand_in_where_rooflane_cannot_be_imported(tmp_path, root):
