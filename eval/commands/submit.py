@@ -43,7 +43,7 @@ def submit_command(
     ] = "",
     time_limit: Annotated[float, typer.Option(metavar="SECONDS", help="What one run may take.")] = 600.0,
     beside: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Compare with this run of rooflane eval --inputs fixed.")
+        str | None, typer.Option(metavar="RUN[::ARM]", help="Compare with this run of rooflane eval --inputs fixed.")
     ] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where submission folders go.")] = Path("runs"),
     resume: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Go on with an interrupted submission.")] = None,
@@ -62,7 +62,8 @@ def submit_command(
         _refuse_beside_resume(context)
     elif organiser is None:
         raise typer.BadParameter("name the organiser's script: --organiser PATH", context)
-    ours = open_run(beside) if beside else None
+    folder, _, arm = (beside or "").partition("::")
+    ours = open_run(folder) if folder else None
     if resume is not None:
         with follow() as on_event:
             submission = resume_submission(resume, on_event=on_event)
@@ -86,7 +87,7 @@ def submit_command(
                 command=shlex.join(["rooflane", *sys.argv[1:]]),
                 on_event=on_event,
             )
-    _finish(submission, compare_with_run(submission, ours) if ours else None, as_json)
+    _finish(submission, compare_with_run(submission, ours, arm) if ours else None, as_json)
 
 
 def _refuse_beside_resume(context: typer.Context) -> None:

@@ -56,19 +56,21 @@ class Beside:
     rows: tuple[Agreement, ...]
 
 
-def compare_with_run(submission: Submission, run: Run) -> Beside:
+def compare_with_run(submission: Submission, run: Run, arm: str = "") -> Beside:
     """Compare a submission's printed latencies with a run's event times, shape by shape.
 
-    Raises `EvaluationError` when the run has no arm that is the submission's candidate.
+    `arm` names the run's candidate; "" is the submission's own, or the run's only one. Raises `EvaluationError` when
+    the run has no such candidate.
     """
     meta = submission.meta
     arms = run.meta.candidates
-    if meta.candidate not in arms and len(arms) != 1:
+    wanted = arm or meta.candidate
+    if wanted not in arms and (arm or len(arms) != 1):
         raise EvaluationError(
-            f"{run.folder}: has the candidates {', '.join(arms)}, none of them {meta.candidate!r}; evaluate that one "
-            "with --inputs fixed and name its run"
+            f"{run.folder}: has the candidates {', '.join(arms)}, none of them {wanted!r}; name one as RUN::ARM, or "
+            "evaluate that one with --inputs fixed and name its run"
         )
-    arm = meta.candidate if meta.candidate in arms else arms[0]
+    arm = wanted if wanted in arms else arms[0]
     notes = []
     if arm != meta.candidate:
         notes.append(f"the run's candidate is {arm}, the submission's {meta.candidate}")

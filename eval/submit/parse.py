@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -151,8 +152,8 @@ def _accuracy(text: str) -> Accuracy:
         passed=passed,
         trials=len(trials),
         # From the trials: the summary's maxima drop a NaN.
-        max_abs=_largest(float(trial[3]) for trial in trials),
-        max_rel=_largest(float(trial[4]) for trial in trials),
+        max_abs=largest(float(trial[3]) for trial in trials),
+        max_rel=largest(float(trial[4]) for trial in trials),
         failed=failed,
         total=total,
     )
@@ -191,8 +192,8 @@ def _one(pattern: re.Pattern[str], text: str, what: str) -> tuple[str, ...] | No
     return found[0].groups() if found else None
 
 
-def _largest(values) -> float:
-    """Return the maximum, NaN if one is among them."""
+def largest(values: Iterable[float]) -> float:
+    """Return the maximum of at least one value, NaN if one is among them."""
     values = list(values)
     return next((value for value in values if value != value), max(values))
 

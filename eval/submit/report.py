@@ -12,6 +12,7 @@ from typing import Any
 from rooflane.eval.exit_codes import ExitCode
 from rooflane.eval.stats import Interval, t_interval
 from rooflane.eval.submit.beside import QUANTITIES, Beside, Pair
+from rooflane.eval.submit.parse import largest
 from rooflane.eval.submit.records import Submission, SubmitRow
 from rooflane.shapes import Shape
 
@@ -92,7 +93,7 @@ def render_json(summary: SubmitSummary, beside: Beside | None) -> str:
         "why": summary.why,
         "environment": summary.environment,
         "meta": submission.meta.model_dump(mode="json"),
-        "shapes": [asdict(row) for row in summary.rows],
+        "shapes": [_plain(row) for row in summary.rows],
         "beside": asdict(beside) if beside else None,
     }
     return json.dumps(document, indent=1)
@@ -173,9 +174,17 @@ def _shape_figures(shape: Shape, family: str, rows: Sequence[SubmitRow]) -> Shap
         optimized_ms=tuple(figures.optimized.median_ms for figures in timed),
         speedup=tuple(figures.speedup for figures in timed),
         tokens_per_s=tuple(figures.optimized.tokens_per_s for figures in timed),
-        max_abs=max((accuracy.max_abs for accuracy in checked), default=None),
+        max_abs=largest(accuracy.max_abs for accuracy in checked) if checked else None,
         failed_elements=sum(accuracy.failed for accuracy in checked),
     )
+
+
+def _plain(row: ShapeFigures) -> dict[str, Any]:
+    """Return a row as JSON's values; an error that is not finite as a word, which JSON has no number for."""
+    values = asdict(row)
+    if row.max_abs is not None and not math.isfinite(row.max_abs):
+        values["max_abs"] = str(row.max_abs)
+    return values
 
 
 def _range(values: Sequence[float], digits: int, unit: str = "") -> str:

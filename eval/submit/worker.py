@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,10 @@ def main(facts: int) -> None:
         # Behind the run, so that nothing of it is disturbed.
         sys.stdout.flush()
         if torch := sys.modules.get("torch"):
-            device = "cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu"
-            os.write(facts, json.dumps(describe_environment(device)).encode())
+            # A device that no longer answers must not hide the exception that broke it.
+            with suppress(Exception):
+                device = "cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu"
+                os.write(facts, json.dumps(describe_environment(device)).encode())
 
 
 def class_to_place(job: SubmitJob) -> Any:

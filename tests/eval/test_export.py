@@ -114,9 +114,8 @@ def test_the_licence_is_the_repositorys(root):
     assert LICENCE.strip() == (root / "LICENSE").read_text().strip()
 
 
-def test_one_request_gives_one_text(published_on_h200, root):
-    again = exported(load_shapes(root / "shapes" / "published.csv"), profile="h200")
-    assert again.text == published_on_h200.text
+def test_one_request_gives_one_text():
+    assert exported([SMALL, FULL], "chunked").text == exported([SMALL, FULL], "chunked").text
 
 
 def test_every_definition_is_the_source_it_was_taken_from(published_on_h200, root):
@@ -139,15 +138,12 @@ def test_every_definition_is_the_source_it_was_taken_from(published_on_h200, roo
     assert all(any(plain(node) in texts for texts in source.values()) for node in kernels)
 
 
-@pytest.mark.parametrize("family", ["sdpa_flash", "chunked", "dispatched"])
+@pytest.mark.parametrize("family", ["sdpa_flash", "chunked"])
 @pytest.mark.parametrize("shape", [SMALL, FULL], ids=lambda shape: shape.id)
 @pytest.mark.parametrize("padding", [0.0, 0.5])
 def test_the_class_gives_what_the_family_gives(load, family, shape, padding):
     rules, profile, candidate = load_rules(), load_profile("cpu"), parse_candidate(family)
     plan = plan_candidate(candidate, shape, profile, rules)
-    if plan.family == "graph_compile":
-        candidate = parse_candidate("sdpa_flash")
-        plan = plan_candidate(candidate, shape, profile, rules)
     module = load(export([shape], candidate, profile, rules))
     baseline = build_baseline(shape, "cpu", 3)
     model = module.UserOptimizedTransformer(config_of(shape))
@@ -289,14 +285,14 @@ WRONG = [
     (["--candidate", "notes.py", "--profile", "h200"], "is a file of your own already"),
     (["--candidate", "resident", "--profile", "cpu"], "no family can serve any of the shapes on cpu"),
     (["none.csv", "--profile", "h200"], "no such shape file"),
-    (["--out", "no/such/folder.py", "--profile", "h200"], "check that the path exists"),
+    (["--out", "no/such/folder.py"], "check that the path exists"),
 ]
 
 
 @pytest.mark.parametrize(("arguments", "words"), WRONG, ids=[words for _, words in WRONG])
 def test_wrong_uses_give_one_paragraph(rooflane, tmp_path, arguments, words):
     (tmp_path / "notes.py").write_text("x = 1\n")
-    extra = [] if "--profile" in arguments else ["--profile", "h200"]
+    extra = [] if "--profile" in arguments else ["--profile", "h200", "--shape", "13"]
     status, _, err = rooflane("export", *arguments, *extra)
     assert status == ExitCode.USAGE and words in " ".join(err.split()) and "Traceback" not in err
     assert (tmp_path / "notes.py").read_text() == "x = 1\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -11,7 +12,7 @@ from rooflane.eval.run import create_run
 from rooflane.eval.submit.beside import compare_with_run, pair_of
 from rooflane.eval.submit.parse import parse_output
 from rooflane.eval.submit.records import SubmitMeta, SubmitRow, create_submission
-from rooflane.eval.submit.report import beside_table, remarks, summarise_submission
+from rooflane.eval.submit.report import beside_table, remarks, render_json, summarise_submission
 from rooflane.shapes import Shape
 
 SHAPE = Shape("a", 2, 8, 16, 2, 16, 1, True)
@@ -125,8 +126,12 @@ def test_what_differs_between_the_two_is_said(make_submission, make_run):
 
 
 def test_a_run_without_the_candidate_is_refused(make_submission, make_run):
+    submission, run = make_submission([(0.8, 0.4)]), make_run(NEAR, candidates=("x.py", "y.py"))
     with pytest.raises(EvaluationError, match="none of them 'mine'"):
-        compare_with_run(make_submission([(0.8, 0.4)]), make_run(NEAR, candidates=("x.py", "y.py")))
+        compare_with_run(submission, run)
+    assert compare_with_run(submission, run, "x.py").rows[0].pairs["optimized"].agrees
+    with pytest.raises(EvaluationError, match="none of them 'z.py'"):
+        compare_with_run(submission, run, "z.py")
 
 
 def test_a_shape_the_run_did_not_time_is_said(make_submission, make_run, tmp_path, make_meta):
@@ -142,6 +147,19 @@ def test_a_latency_of_zero_is_not_compared(make_submission, make_run):
     submission.append(row.model_copy(update={"figures": figures}))
     (found,) = compare_with_run(submission, make_run(NEAR)).rows
     assert "too short for its four decimals" in found.reason
+
+
+def test_an_error_that_is_not_finite_survives_the_records_and_json(make_submission):
+    submission = make_submission([(0.8, 0.4)])
+    row = submission.rows()[0]
+    accuracy = row.figures.accuracy.model_copy(update={"max_abs": math.nan, "passed": False})
+    submission.append(
+        row.model_copy(update={"outcome": "failed", "figures": row.figures.model_copy(update={"accuracy": accuracy})})
+    )
+    summary = summarise_submission(submission)
+    assert math.isnan(summary.rows[0].max_abs) and summary.exit_code() == ExitCode.INCORRECT
+    document = json.loads(render_json(summary, None), parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+    assert document["shapes"][0]["max_abs"] == "nan"
 
 
 def test_a_missing_process_takes_the_mean_away(make_submission):
