@@ -19,7 +19,7 @@ from rooflane.eval.records import INFEASIBLE
 from rooflane.eval.submit.contract import OrganiserFile, read_organiser
 from rooflane.eval.submit.flags import check_device, parse_organiser_args, shape_arguments
 from rooflane.eval.submit.launch import End, SubmitJob, run_once
-from rooflane.eval.submit.parse import Figures, UnreadableError, explain_end, parse_output
+from rooflane.eval.submit.parse import CANDIDATE_SIDE, Figures, UnreadableError, explain_end, parse_output
 from rooflane.eval.submit.records import Submission, SubmitMeta, SubmitRow, create_submission, open_submission
 from rooflane.shapes import Shape
 
@@ -164,7 +164,8 @@ def _run_shape(meta: SubmitMeta, process: int, shape: Shape) -> SubmitRow:
         )
         end = run_once(job, meta.time_limit_s)
         outcome, reason, figures = judge(end, shape, meta.candidate, meta.time_limit_s)
-    expected = outcome == "oom" and shape.id in meta.infeasible
+    # The baseline's end was predicted; a candidate's own is its failure.
+    expected = outcome == "oom" and shape.id in meta.infeasible and not reason.startswith(CANDIDATE_SIDE)
     if expected:
         reason += f"; as predicted: {meta.infeasible[shape.id]}, and the script has no run without its baseline"
     return SubmitRow(

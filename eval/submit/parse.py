@@ -39,6 +39,7 @@ _MEMORY = re.compile(
 _USAGE = re.compile(r"^usage: .*?^\S+: error: (.*)$", re.MULTILINE | re.DOTALL)
 _EXCEPTION = re.compile(r"^[\w.]+(?:Error|Exception)\b")
 REASON_CHARACTERS = 300
+CANDIDATE_SIDE = "the candidate"
 # Half of the last printed digit, and a little for the rounding of a rounded figure.
 HALF_MS, HALF_RATE, HALF_SPEEDUP, SLACK = 0.5e-4, 0.5e-2, 0.5e-3, 1e-9
 
@@ -129,10 +130,10 @@ def explain_end(returncode: int, out: str, err: str, candidate_files: tuple[str,
     if returncode == 1 and _MEMORY.search(raised):
         return (
             "oom",
-            f"{'the candidate' if ours else 'the script (its baseline runs first)'} ran out of memory: {raised}",
+            f"{CANDIDATE_SIDE if ours else 'the script (its baseline runs first)'} ran out of memory: {raised}",
         )
-    where = "the candidate raised" if ours else "the script raised"
-    return "error", f"{where} {raised}" if raised else f"exit status {returncode}, nothing on standard error"
+    where = CANDIDATE_SIDE if ours else "the script"
+    return "error", f"{where} raised {raised}" if raised else f"exit status {returncode}, nothing on standard error"
 
 
 def _accuracy(text: str) -> Accuracy:

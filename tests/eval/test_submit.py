@@ -207,6 +207,16 @@ def test_memory_that_runs_out_as_predicted_is_no_failure(root, tmp_path, monkeyp
     assert summary.exit_code() == ExitCode.COMPLETE and summary.geomean is None
 
 
+def test_memory_the_candidate_runs_out_of_is_its_failure_whatever_was_predicted(organiser, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("class UserOptimizedTransformer:\n    def run():\n        raise MemoryError('too wide')\n")
+    body = "UserOptimizedTransformer.run()"
+    submission = submit(organiser(body), [HUGE], str(path), device="cpu", runs_dir=tmp_path / "runs")
+    (row,) = submission.rows()
+    assert row.outcome == "oom" and not row.expected and row.reason.startswith("the candidate ran out of memory")
+    assert summarise_submission(submission).exit_code() == ExitCode.INCOMPLETE
+
+
 @pytest.fixture
 def rooflane(tmp_path, monkeypatch, capsys):
     """Return a function that runs one command in this process: (status, standard output, standard error)."""
