@@ -127,13 +127,11 @@ def explain_end(returncode: int, out: str, err: str, candidate_files: tuple[str,
         return "usage", f"the script refused its flags: {usage[1].strip()}"
     raised = _raised(err)
     ours = any(name in err for name in candidate_files)
+    side = CANDIDATE_SIDE if ours else "the script"
     if returncode == 1 and _MEMORY.search(raised):
-        return (
-            "oom",
-            f"{CANDIDATE_SIDE if ours else 'the script (its baseline runs first)'} ran out of memory: {raised}",
-        )
-    where = CANDIDATE_SIDE if ours else "the script"
-    return "error", f"{where} raised {raised}" if raised else f"exit status {returncode}, nothing on standard error"
+        first = "" if ours else " (its baseline runs first)"
+        return "oom", f"{side}{first} ran out of memory: {raised}"
+    return "error", f"{side} raised {raised}" if raised else f"exit status {returncode}, nothing on standard error"
 
 
 def _accuracy(text: str) -> Accuracy:
