@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def class_to_place(job: SubmitJob) -> Any:
         def choose(self, plain: Any, shape: Shape, device: Any) -> Any:
             if (shape.batch_size, shape.seq_len) != (wanted.batch_size, wanted.seq_len):
                 return None
-            forward = target(plain, wanted, device, **options)
+            forward = target(plain, replace(wanted, dtype=shape.dtype), device, **options)
             if not callable(forward):
                 raise TypeError(f"{job.candidate}: build() returned {type(forward).__name__}, not a forward")
             return forward
