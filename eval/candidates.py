@@ -117,7 +117,7 @@ def build_candidate(
     """
     if not candidate.path:
         return get_family(plan.family).build(model, shape, device, **plan.options), model
-    target = _load_attribute(candidate)
+    target = load_attribute(candidate)
     if not inspect.isclass(target):
         forward = target(model, shape, device)
         if not callable(forward):
@@ -136,7 +136,7 @@ def load_rule_table(path: str | None) -> Any:
     return load_rules(path) if path else load_rules()
 
 
-def _load_attribute(candidate: Candidate) -> Any:
+def load_attribute(candidate: Candidate) -> Any:
     """Import the user's file under a name of its own and return what is to be built."""
     name = f"rooflane_candidate_{candidate.path.stem}"
     spec = importlib.util.spec_from_file_location(name, candidate.path)

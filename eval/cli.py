@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from rooflane.eval.commands import device, evaluate, plan, reports, rules
+from rooflane.eval.commands import device, evaluate, export, plan, reports, rules, submit
 from rooflane.eval.exit_codes import ExitCode
 
 DEBUG = "--debug"
@@ -27,6 +27,8 @@ app.add_typer(rules.app, name="rules")
 app.command("families")(plan.families_command)
 app.command("probe")(device.probe_command)
 app.command("profile")(device.profile_command)
+app.command("submit")(submit.submit_command)
+app.command("export")(export.export_command)
 app.command("report")(reports.report_command)
 app.command("compare")(reports.compare_command)
 app.command("doctor")(device.doctor_command)
