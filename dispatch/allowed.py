@@ -76,11 +76,12 @@ class Span:
     def without(self, other: Span) -> list[Span]:
         """Return the spans of what is allowed here and not in `other`."""
         (low, above), (high, below) = other.low, other.high
-        parts = [
-            self.common(replace(self, low=(-INFINITY, 0), high=(low, above - 1), holes=frozenset())),
-            self.common(replace(self, low=(high, below + 1), high=(INFINITY, 0), holes=frozenset())),
-        ]
-        parts += [self.narrowed("eq", hole) for hole in other.holes if other.low <= (hole, 0) <= other.high]
+        everything = replace(self, low=(-INFINITY, 0), high=(INFINITY, 0), holes=frozenset())
+        parts = [self.narrowed("eq", hole) for hole in other.holes if other.low <= (hole, 0) <= other.high]
+        if low > -INFINITY:
+            parts.append(self.common(replace(everything, high=(low, above - 1))))
+        if high < INFINITY:
+            parts.append(self.common(replace(everything, low=(high, below + 1))))
         return [part for part in parts if not part.empty]
 
     def __str__(self) -> str:

@@ -114,12 +114,15 @@ class RuleTable:
         return lint(self)
 
     def title(self) -> str:
-        """Return what the table is made of, on one line."""
+        """Return what the table is made of, without the folders it lies in."""
         if self.path == SHIPPED_RULES:
-            return f"the shipped rules, {SHIPPED_RULES}"
+            return "the shipped rules"
         alone = all(file == self.path for file in self.files)
-        kind = "in place of the shipped rules" if alone else "over the shipped rules"
-        return f"{self.path} {kind} ({self.source})"
+        return f"{self.path.name} {'in place of' if alone else 'over'} the shipped rules"
+
+    def place(self, index: int) -> str:
+        """Return where a row comes from, for a reader: file and line, `shipped` for the file of ours."""
+        return f"shipped:{self.lines[index]}" if self.files[index] == SHIPPED_RULES else self.where(index)
 
     def text(self) -> str:
         """Return the whole table as the text of one file that needs no other, in the order it is tried."""

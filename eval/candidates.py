@@ -132,8 +132,8 @@ def build_candidate(
 
 
 def load_rule_table(path: str | None) -> Any:
-    """Return the rule table at a path, the built-in one for None."""
-    return load_rules(path) if path else load_rules()
+    """Return the rule table in force, the one at `path` over ours where a path is given."""
+    return load_rules(path or None)
 
 
 def _load_attribute(candidate: Candidate) -> Any:

@@ -93,6 +93,7 @@ class Job(BaseModel):
     settings: Settings
     profile: dict[str, Any]
     candidates: tuple[str, ...]
+    rules: str | None = Field(default=None, description="the run's own rule table as TOML; None reads the settings'")
     todo: tuple[ShapeTodo, ...]
     deadline_s: float | None = Field(description="seconds this process may take; None for no limit")
 
