@@ -49,11 +49,16 @@ def lint(table: RuleTable) -> list[LintFinding]:
     findings = list(table.faults)
     families = registry.load_families()
     for first, last in table.layers():
+        sound: list[tuple[Rule, int]] = []
         for index in range(first, last):
-            rule, where = table.rules[index], table.where(index)
-            earlier = table.rules[first:index]
-            for kind, severity, message in _check_row(rule, earlier, families, table.lines[first:index]):
-                findings.append(LintFinding(kind, severity, rule.name, where, f"rule {rule.name!r} {message}"))
+            rule = table.rules[index]
+            # Of a row in error the errors alone are told, and it hides no other: it may not stay as it is.
+            wrong = list(_row_errors(rule, table.rules[first:index], families))
+            for kind, severity, message in wrong or _row_warnings(rule, sound):
+                text = f"rule {rule.name!r} {message}"
+                findings.append(LintFinding(kind, severity, rule.name, table.where(index), text))
+            if not wrong:
+                sound.append((rule, table.lines[index]))
     findings += _check_end(table)
     return sorted(findings, key=lambda finding: _position(finding, table))
 
@@ -79,19 +84,14 @@ def read_row(row: dict[str, Any], where: str) -> tuple[Rule | None, list[LintFin
     ]
 
 
-def _check_row(
-    rule: Rule, earlier: Sequence[Rule], families: dict[str, FamilySpec], lines: Sequence[int]
-) -> Iterator[tuple[str, Severity, str]]:
-    """Yield what is wrong with one row as (kind, severity, end of the sentence); of a row in error, its errors."""
-    errors = list(_row_errors(rule, earlier, families))
-    if errors:
-        yield from errors
-    elif rule.impossible:
+def _row_warnings(rule: Rule, earlier: Sequence[tuple[Rule, int]]) -> Iterator[tuple[str, Severity, str]]:
+    """Yield what may be wrong with a row behind others, given with their lines, as (kind, severity, sentence's end)."""
+    if rule.impossible:
         yield "impossible", "warning", f"can never match: what it asks of {rule.impossible} contradicts itself"
-    elif hidden := _hidden(rule, earlier):
+    elif hidden := _hidden(rule, [other for other, _ in earlier]):
         yield hidden
     else:
-        for other, line in zip(earlier, lines, strict=True):
+        for other, line in earlier:
             if part := _accident(other, rule):
                 place = " and ".join(f"{name} {allowed}" for name, allowed in part.items())
                 yield (
@@ -127,11 +127,11 @@ def _hidden(rule: Rule, earlier: Sequence[Rule]) -> tuple[str, Severity, str] | 
         if cover.catches_all:
             return "unreachable", "warning", f"stands behind {cover.name!r}, which matches everything: {effect}"
         return "shadowed", "warning", f"matches only where {cover.name!r} already does: {effect}"
-    if parts_left(rule, earlier):
+    # A last row for everything is asked for even where the rows before it leave nothing: it is where refusals end.
+    if rule.catches_all or parts_left(rule, earlier):
         return None
     names = " and ".join(repr(other.name) for other in earlier if _meets(other, rule))
-    kind = "unreachable" if rule.catches_all else "shadowed"
-    return kind, "warning", f"matches only where {names} together already do; it acts where their families refuse"
+    return "shadowed", "warning", f"matches only where {names} together already do; it acts where their families refuse"
 
 
 def parts_left(rule: Rule, earlier: Iterable[Rule]) -> bool:
