@@ -136,7 +136,7 @@ def test_the_first_row_of_a_file_brings_the_files_heading():
     [
         ({"family": "warp"}, None, "unknown family 'warp'"),
         ({"options": {"speed": 1}}, None, "unknown option 'speed'"),
-        ({"when": {"d_model": -1}}, None, "d_model"),
+        ({"when": {"d_model": {"over": 1}}}, None, "'over'"),
         ({"name": "a"}, None, "name of an earlier row"),
         ({}, "gone", "has no row 'gone' to put the new one before; it has: a, b"),
     ],

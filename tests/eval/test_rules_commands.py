@@ -67,7 +67,7 @@ def test_without_a_terminal_what_is_missing_is_named(rooflane, tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (["--family", "chunkd"], "did you mean 'chunked'?"),
+        (["--family", "chunkd"], "no family is called 'chunkd'"),
         (["--when", "d_model<0", "--when", "d_model<1"], "already asked for"),
         (["--option", "speed=1"], "unknown option 'speed'"),
         (["--before", "gone"], "no row 'gone'"),
