@@ -124,8 +124,8 @@ def expand(command: str, clone: Path) -> list[list[str]]:
     if words[1] == "COMMAND":
         return [[sys.executable, "-c", EACH_COMMAND, *words[2:]]]
     if words[1] == "eval" and "--resume" not in words:
-        # Candidates are compared over processes; one alone needs no second.
-        words += [*SMALL_RUN, "2" if words.count("--candidate") > 1 else "1"]
+        # What several families are compared by is judged over processes: `rules regret` takes no fewer than two.
+        words += [*SMALL_RUN, "2" if words.count("--candidate") > 2 else "1"]
     if words[1] == "submit":
         words += ["--organiser-args", shlex.join(SHORT_BENCHMARK)]
     return [words]
