@@ -5,6 +5,7 @@ from rooflane.dispatch.classify import BORDERLINE_MARGIN, REGIMES, Classificatio
 from rooflane.dispatch.conditions import FIELDS
 from rooflane.dispatch.errors import OptimizeError
 from rooflane.dispatch.ledger import Ledger, Op, ledger, peak_bytes, weight_bytes
+from rooflane.dispatch.lint import LintFinding
 from rooflane.dispatch.optimize import optimize
 from rooflane.dispatch.profile import (
     Figure,
@@ -16,7 +17,7 @@ from rooflane.dispatch.profile import (
     profile_names,
 )
 from rooflane.dispatch.route import Rejection, Route, RouteError, refusal, route
-from rooflane.dispatch.rules import LintFinding, Rule, RuleError, RuleTable, load_rules, show_condition
+from rooflane.dispatch.rules import Rule, RuleError, RuleTable, load_rules, parse_rules, show_condition
 
 __all__ = [
     "BORDERLINE_MARGIN",
@@ -47,6 +48,7 @@ __all__ = [
     "match_profile",
     "op_time",
     "optimize",
+    "parse_rules",
     "peak_bytes",
     "profile_names",
     "refusal",

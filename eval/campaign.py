@@ -19,7 +19,7 @@ from rooflane.eval.candidates import Candidate, load_rule_table, parse_candidate
 from rooflane.eval.environment import available_memory_bytes, resolve_device
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.launch import Crash, run_worker
-from rooflane.eval.records import EAGER, INFEASIBLE, Key, Prediction, Record, RunMeta
+from rooflane.eval.records import EAGER, INFEASIBLE, Key, Prediction, Record, RulesUsed, RunMeta
 from rooflane.eval.run import Run, create_run, open_run
 from rooflane.eval.settings import Job, Settings, ShapeTodo, derive_seed, make_settings
 from rooflane.eval.tables import size
@@ -101,6 +101,7 @@ def evaluate(
         profile=profile.model_dump(mode="json"),
         price_per_hour=profile.usd_per_hour or None,
         predictions=[_predict(shape, profile, parsed, rules) for shape in shapes],
+        rules=RulesUsed(source=rules.title(), digest=rules.digest(), text=rules.text()),
     )
     run = create_run(Path(runs_dir), meta)
     return Campaign(run, on_event).run_all()
@@ -189,6 +190,7 @@ class Campaign:
             settings=self.settings,
             profile=self.meta.profile,
             candidates=tuple(self.meta.candidates),
+            rules=self.meta.rules and self.meta.rules.text,
             todo=todo,
             deadline_s=deadline,
         )

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from rooflane.eval.commands import device, evaluate, export, plan, reports, rules, submit
+from rooflane.eval.commands import device, evaluate, export, new, plan, reports, rules, submit
 from rooflane.eval.exit_codes import ExitCode
 
 DEBUG = "--debug"
@@ -24,6 +24,7 @@ app.command("eval")(evaluate.eval_command)
 app.command("classify")(plan.classify_command)
 app.command("route")(plan.route_command)
 app.add_typer(rules.app, name="rules")
+app.add_typer(new.app, name="new")
 app.command("families")(plan.families_command)
 app.command("probe")(device.probe_command)
 app.command("profile")(device.profile_command)

@@ -22,7 +22,7 @@ from rooflane.baseline import (
     reference_numerics,
     torch_dtype,
 )
-from rooflane.dispatch import Profile
+from rooflane.dispatch import Profile, parse_rules
 from rooflane.eval.arms import Arm, build_arm, first_call, free_memory
 from rooflane.eval.candidates import load_rule_table
 from rooflane.eval.channel import RESTART_STATUS, Channel, end_with_parent
@@ -40,6 +40,7 @@ POOL_FREE_SHARE = 10
 # A first call this many times over the limit stops a shape whose prediction was too kind.
 PREDICTION_SLACK = 3
 LEAST_BUDGET_S = 0.05
+RUN_RULES = "the rules of the run"
 # Of the time left for a shape, what one arm's verification may start new checks in.
 VERIFY_SHARE = 0.3
 
@@ -57,7 +58,8 @@ class Worker:
         self.channel = channel
         self.device = torch.device(job.device)
         self.profile = Profile.model_validate(job.profile)
-        self.rules = load_rule_table(self.settings.rules)
+        # The table the run was predicted with, whatever has become of its file since.
+        self.rules = load_rule_table(self.settings.rules) if job.rules is None else parse_rules(job.rules, RUN_RULES)
         self.clock = make_clock(self.device)
         self.deadline = monotonic() + job.deadline_s if job.deadline_s is not None else float("inf")
         reference_numerics(self.device)

@@ -71,9 +71,9 @@ def fake_families(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Fa
 
 @pytest.fixture
 def write_rules(tmp_path: Path) -> Callable[[str], Path]:
-    def write(text: str) -> Path:
+    def write(text: str, alone: bool = True) -> Path:
         path = tmp_path / "rules.toml"
-        path.write_text(text)
+        path.write_text("replace = true\n" + text if alone else text)
         return path
 
     return write
