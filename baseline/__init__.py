@@ -1,7 +1,7 @@
 """What is compared with: the reference forward, its inputs, the chunked reference, the free controls."""
 
 from rooflane.baseline.chunked_reference import chunked_reference
-from rooflane.baseline.controls import CONTROLS, Control
+from rooflane.baseline.controls import CONTROLS, PROBES, Control
 from rooflane.baseline.inputs import generate_random_case
 from rooflane.baseline.reference import (
     BaselineTransformer,
@@ -15,6 +15,7 @@ from rooflane.baseline.reference import (
 
 __all__ = [
     "CONTROLS",
+    "PROBES",
     "BaselineTransformer",
     "Control",
     "TransformerConfig",

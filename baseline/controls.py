@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rooflane.baseline.reference import BaselineSelfAttention, BaselineTransformer
+from rooflane.baseline.reference import TORCH_DTYPES, BaselineSelfAttention, BaselineTransformer
 from rooflane.shapes import Shape
 
 Forward = Callable[[Tensor, Tensor | None], Tensor]
@@ -67,6 +67,32 @@ def _build_sdpa(model: BaselineTransformer, shape: Shape, device: torch.device) 
         layer.attention.__class__ = SdpaSelfAttention
     return model
 
+
+def _build_noop(model: BaselineTransformer, shape: Shape, device: torch.device) -> Forward:
+    """Return a forward that does nothing: what it takes is the harness's own cost."""
+    held = torch.zeros(shape.batch_size, shape.seq_len, shape.d_model, device=device, dtype=TORCH_DTYPES[shape.dtype])
+    return lambda x, mask=None: held
+
+
+def _build_anchor(model: BaselineTransformer, shape: Shape, device: torch.device) -> Forward:
+    """Return one matrix product of fixed size, the same for every shape: when it moves, the machine did."""
+    size, dtype = ANCHOR_SIZES[device.type]
+    left = torch.ones(size, size, device=device, dtype=dtype)
+    out = torch.empty_like(left)
+    return lambda x, mask=None: torch.mm(left, left, out=out)
+
+
+# Sized for 50 to 100 us: long enough for the clock's grid, short beside every arm.
+ANCHOR_SIZES = {"cpu": (128, torch.float32), "cuda": (3072, torch.float16)}
+
+# Arms that compute no forward: they tell what the harness costs and how steady the machine is.
+PROBES: dict[str, Control] = {
+    probe.name: probe
+    for probe in (
+        Control("noop", "a call that does nothing", "", False, _build_noop),
+        Control("anchor", "one matrix product of fixed size", "", False, _build_anchor),
+    )
+}
 
 CONTROLS: dict[str, Control] = {
     control.name: control

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import sys
 from collections.abc import Callable
@@ -14,16 +15,16 @@ from torch import Tensor, nn
 
 from rooflane.baseline import (
     CONTROLS,
+    PROBES,
     BaselineTransformer,
     build_baseline,
     config_of,
-    copy_model_weights,
     generate_random_case,
     torch_dtype,
 )
 from rooflane.eval.candidates import Plan, build_candidate, parse_candidate, plan_candidate
-from rooflane.eval.records import Kind, Status, Timing, Verification
-from rooflane.eval.verify import is_oom, one_line
+from rooflane.eval.failures import is_oom, one_line
+from rooflane.eval.records import COPY_PREFIX, EAGER, NOOP, Kind, Status, Timing, Verification
 from rooflane.shapes import Shape
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Arm:
 
 def build_arm(
     name: str,
-    reference: BaselineTransformer,
+    reference: BaselineTransformer | None,
     shape: Shape,
     device: torch.device,
     profile: Profile,
@@ -72,15 +73,15 @@ def build_arm(
     *,
     call: bool = True,
 ) -> Arm:
-    """Build a control or candidate on its own copy of the weights and make its first call; raises nothing.
+    """Build a control or candidate on a model of its own and make its first call; raises nothing.
 
-    `setup_s` runs from the build to the end of the first call, which is where compilation and capture happen;
-    `call=False` leaves that call out.
+    The model is drawn from `seed`, or is a copy of `reference` where one is given. `setup_s` runs from the build to
+    the end of the first call, which is where compilation and capture happen; `call=False` leaves that call out.
     """
-    arm = Arm(name, "control" if name in CONTROLS else "candidate")
+    arm = Arm(name, kind_of(name))
+    control = CONTROLS.get(name) or PROBES.get(name)
     try:
-        if arm.kind == "control":
-            control = CONTROLS[name]
+        if control:
             arm.plan = Plan(contract=control.contract, unsupported=control.supports(device.type))
         else:
             candidate = parse_candidate(name)
@@ -88,10 +89,10 @@ def build_arm(
         if arm.plan.unsupported:
             arm.status, arm.reason = "unsupported", arm.plan.unsupported
             return arm
-        model = build_baseline(shape, device, seed)
-        copy_model_weights(reference, model)
+        # A copy on the device is quick; drawing the weights of a large model on the CPU takes seconds.
+        model = build_baseline(shape, device, seed) if reference is None else copy.deepcopy(reference)
         before = perf_counter()
-        if arm.kind == "control":
+        if control:
             arm.forward, arm.weights = control.build(model, shape, device), model
         else:
             arm.forward, arm.weights = build_candidate(candidate, arm.plan, model, shape, device)
@@ -101,6 +102,15 @@ def build_arm(
     except Exception as error:  # a candidate may raise anything; its row says what
         arm.fail(error, "building it and calling it once")
     return arm
+
+
+def kind_of(name: str) -> Kind:
+    """Return what kind of arm a name stands for."""
+    if name.startswith(COPY_PREFIX):
+        return "copy"
+    if name in PROBES:
+        return "noop" if name == NOOP else "anchor"
+    return "baseline" if name == EAGER else "control" if name in CONTROLS else "candidate"
 
 
 def first_call(forward: Forward, shape: Shape, device: torch.device, seed: int) -> float:

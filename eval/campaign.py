@@ -1,6 +1,12 @@
-"""A campaign: the parent that predicts, starts one fresh process after another, and writes down what they measure.
+"""A campaign: the parent that predicts, runs one process run after another, and writes down what they measure.
 
-The parent never imports a candidate; it holds no timer and no result but the rows it was handed.
+The parent never imports a candidate, and loads no torch on a CPU. Each process run has a worker for the reference
+(eager, the controls, the judge) and one for each candidate; the parent hands them their turns, so that one measures
+at a time and blocks are interleaved as if all arms shared a process. It holds the run's secret seed and tells each
+worker only the numbers of its next input, when its arms are built.
+
+Several campaigns of one parent share a fork server (`rooflane.eval.forkserver`), whose start of a few seconds is
+paid once: a corpus of tiny candidates costs two to three seconds each.
 """
 
 from __future__ import annotations
@@ -14,27 +20,32 @@ from importlib.metadata import version
 from pathlib import Path
 from time import monotonic
 
-from rooflane.dispatch import Profile, ProfileError, RuleError, classify, load_profile
-from rooflane.eval.candidates import Candidate, load_rule_table, parse_candidate, plan_candidate
-from rooflane.eval.environment import available_memory_bytes, resolve_device
+from rooflane.dispatch import Profile, RuleError
+from rooflane.eval.candidates import load_rule_table, parse_candidate
+from rooflane.eval.environment import ROOT, resolve_device
 from rooflane.eval.exit_codes import EvaluationError
-from rooflane.eval.launch import Crash, run_worker
-from rooflane.eval.records import EAGER, INFEASIBLE, Key, Prediction, Record, RulesUsed, RunMeta
+from rooflane.eval.forkserver import fork_server
+from rooflane.eval.integrity import harness_digests
+from rooflane.eval.planning import foregone_candidates, infeasible, predict, profile_for, skip_reasons
+from rooflane.eval.records import ANCHOR, COMPILED_PREFIX, COPY_PREFIX, EAGER, NOOP, Key, Record, RulesUsed, RunMeta
+from rooflane.eval.reveal import keep_seed, recall_seed, reveal, seed_hash
 from rooflane.eval.run import Run, create_run, open_run
-from rooflane.eval.settings import Job, Settings, ShapeTodo, derive_seed, make_settings
+from rooflane.eval.settings import Settings, ShapeTodo, derive_seed, make_settings
+from rooflane.eval.shape_work import ProcessContext, ShapeWork, arm_kind
 from rooflane.eval.tables import size
+from rooflane.eval.team import ReferenceLost, Team
+from rooflane.eval.telemetry import Telemetry
 from rooflane.shapes import Shape
 
 # Those that need no compiler first: should the time run short, the dear ones are what is left out.
 CONTROL_NAMES = ("identity", "sdpa", "compiled", "compiled_reduce_overhead")
 # Of a limited run, the share of the time the first process may take: it compiles, the others find its caches.
 FIRST_SHARE = 0.6
-# Of a limited run, the share calls may take beside imports and compilation, and the calls an arm makes at the least:
-# the first one, one accuracy trial (two), one estimate, one warm-up, four rounds.
-CALL_SHARE = 0.6
-LEAST_CALLS = 9
-# What a call may take over its prediction: a roofline knows no caches, and CPU calls took 1.3 to 3.7 times theirs.
-CALL_SLACK = 2
+# What a run's time is well spent on; the rest is overhead.
+WORK = ("warm-up", "measurement", "verification")
+# The compiler's own modules take seconds to import; where they are sure to be needed the fork server has them ready.
+COMPILER_MODULES = ("torch._dynamo", "torch._inductor.compile_fx")
+COMPILING_FAMILIES = ("graph_compile",)
 
 
 @dataclass(frozen=True)
@@ -81,29 +92,34 @@ def evaluate(
             raise EvaluationError(f"no control is called {name!r}; there are: {', '.join(CONTROL_NAMES)}")
     device = resolve_device(wanted.device)
     wanted = wanted.on_device(device)
-    profile = _profile_for(wanted, device)
+    profile = profile_for(wanted, device)
     try:
         rules = load_rule_table(wanted.rules)
     except RuleError as error:
         raise EvaluationError(str(error)) from None
     now = datetime.datetime.now(datetime.UTC)
+    seed = wanted.seed if wanted.seed is not None else secrets.randbits(63)
     meta = RunMeta(
         id=f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}",
         started_at=now.isoformat(timespec="seconds"),
         command=command,
         rooflane_version=version("rooflane"),
-        settings=wanted.model_dump(mode="json"),
+        # A seed among the settings would show what the hash below hides.
+        settings=wanted.model_dump(mode="json") | {"seed": None},
         device=device,
-        seed=wanted.seed if wanted.seed is not None else secrets.randbits(48),
+        seed=None,
+        seed_hash=seed_hash(seed),
         shapes=[shape.as_dict() for shape in shapes],
         candidates=list(candidates),
         controls=list(controls),
+        extra_arms=[*(f"{COPY_PREFIX}{name}" for name in candidates), NOOP, ANCHOR],
         profile=profile.model_dump(mode="json"),
         price_per_hour=profile.usd_per_hour or None,
-        predictions=[_predict(shape, profile, parsed, rules) for shape in shapes],
+        predictions=[predict(shape, profile, parsed, rules) for shape in shapes],
         rules=RulesUsed(source=rules.title(), digest=rules.digest(), text=rules.text()),
     )
     run = create_run(Path(runs_dir), meta)
+    keep_seed(run.folder, seed)
     return Campaign(run, on_event).run_all()
 
 
@@ -119,6 +135,7 @@ class Campaign:
         self.run = run
         self.meta = run.meta
         self.settings = Settings(**self.meta.settings)
+        self.seed = recall_seed(run.folder, self.meta)
         self.on_event = on_event or (lambda event: None)
         self.shapes = {shape.id: shape for shape in self.meta.shape_list()}
         self.rows: dict[Key, Record] = {record.key: record for record in run.records()}
@@ -128,8 +145,11 @@ class Campaign:
             for shape_id in self.shapes
             for arm in self.meta.planned(process, shape_id)
         }
-        self.skips = self._skip_reasons()
+        self.skips = skip_reasons(self.meta, self.settings, tuple(self.planned))
+        self.files = harness_digests(ROOT)
         self.started = monotonic()
+        self.working_s = 0.0
+        self.at = ""
 
     def run_all(self) -> Run:
         """Run every process in turn; on Ctrl-C keep what was measured and say so in the run."""
@@ -137,24 +157,90 @@ class Campaign:
             self._tell("run", text=f"run {self.run.folder}")
             for process in range(self.settings.processes):
                 self._run_process(process)
+            if self.meta.seed is None and self.planned <= self.rows.keys():
+                self.run.meta = reveal(self.run.folder, self.meta, self.seed, self._overhead_share())
         except KeyboardInterrupt:
             self.run.interrupted = True
         return self.run
 
     def _run_process(self, process: int) -> None:
-        """Bring one process's rows to completion, with as many workers as it takes."""
+        """Bring one process's rows to completion, with as many teams of workers as it takes."""
         self._write_foregone(process)
         order = list(self.shapes.values())
-        random.Random(derive_seed(self.meta.seed, process, "shape order")).shuffle(order)
+        random.Random(derive_seed(self.seed, process, "shape order")).shuffle(order)
         while todo := self._todo(process, order):
             before = len(self.rows)
+            self.at = ""
             try:
-                run_worker(self._job(process, todo), self.settings.arm_timeout_s, self._on_stage(process), self._add)
-            except Crash as crash:
-                self._write_crash(process, crash, todo)
+                self._run_team(process, todo)
+            except ReferenceLost as lost:
+                self._write_loss(process, lost, todo)
             if len(self.rows) == before:
                 # Nothing came of it, not even a name: more workers would meet the same end.
-                self._write_crash(process, Crash("the worker ended without a row", "", ""), todo)
+                self.at = ""
+                self._write_loss(process, ReferenceLost("the workers ended without a row", ""), todo)
+
+    def _run_team(self, process: int, todo: tuple[ShapeTodo, ...]) -> None:
+        """Measure what is to do with one team of workers."""
+        self._preload(process)
+        # The table the run was predicted with, whatever has become of its file since.
+        rules = self.meta.rules.text if self.meta.rules else load_rule_table(self.settings.rules).text()
+        hello = {"device": self.meta.device, "profile": self.meta.profile, "rules": rules}
+        team = Team(self.meta.candidates, hello, self.settings.arm_timeout_s)
+        deadline = self._deadline(process)
+        try:
+            team.start()
+            telemetry = Telemetry(team.uuid)
+            context = ProcessContext(
+                run=self.meta.id,
+                process=process,
+                seed=self.seed,
+                device=self.meta.device,
+                settings=self.settings,
+                profile=Profile.model_validate(self.meta.profile),
+                candidates=tuple(self.meta.candidates),
+                team=team,
+                files=self.files,
+                on_stage=lambda shape, arm, stage: self._tell(
+                    "stage", process, shape, arm, stage, text=f"{stage} {arm}"
+                ),
+                on_rows=self._add,
+                telemetry=lambda: telemetry.read(team.count()),
+            )
+            for index, item in enumerate(todo):
+                self.at = item.shape["id"]
+                share = (deadline - monotonic()) / (len(todo) - index)
+                work = ShapeWork(context, Shape(**item.shape), item, monotonic() + share)
+                if monotonic() > deadline:
+                    work.skip_all("the run's time budget was spent before its turn")
+                else:
+                    work.run()
+        finally:
+            team.close()
+            self.working_s += sum(team.spent.get(what, 0.0) for what in WORK)
+
+    def _preload(self, process: int) -> None:
+        """Have the fork server import the compiler where a planned arm is sure to need it."""
+        plans = [plan for prediction in self.meta.predictions for plan in prediction.candidates.values()]
+        compiles = any(name.startswith(COMPILED_PREFIX) for name in self.meta.controls)
+        compiles = compiles and process < self.settings.compile_processes
+        if compiles or any(plan["family"] in COMPILING_FAMILIES for plan in plans):
+            server = fork_server()
+            if server:
+                server.preload(COMPILER_MODULES)
+
+    def _deadline(self, process: int) -> float:
+        """Return when a process must have ended, by `time.monotonic()`."""
+        limit = self.settings.time_budget_s
+        if limit is None:
+            return float("inf")
+        left = max(0.0, limit - (monotonic() - self.started))
+        later = self.settings.processes - process - 1
+        return monotonic() + left * (FIRST_SHARE if process == 0 and later else 1 / (later + 1))
+
+    def _overhead_share(self) -> float:
+        """Return the share of this run's time that was neither warm-up, measurement nor verification."""
+        return round(1 - self.working_s / max(1e-9, monotonic() - self.started), 4)
 
     def _todo(self, process: int, order: Sequence[Shape]) -> tuple[ShapeTodo, ...]:
         """Return what is missing of a process, shape by shape."""
@@ -168,32 +254,11 @@ class Campaign:
                 if row is None or (row.timing is not None and eager is None):
                     missing.append(arm)
             if missing:
-                oversize = self._infeasible(shape) or (eager is not None and eager.status == "oom")
+                oversize = infeasible(self.meta, shape) or (eager is not None and eager.status == "oom")
                 if eager is not None and not oversize:
                     continue
                 todo.append(ShapeTodo(shape=shape.as_dict(), arms=tuple(missing), oversize=oversize))
         return tuple(todo)
-
-    def _job(self, process: int, todo: tuple[ShapeTodo, ...]) -> Job:
-        """Return the job of one worker."""
-        deadline = None
-        limit = self.settings.time_budget_s
-        if limit is not None:
-            left = max(0.0, limit - (monotonic() - self.started))
-            later = self.settings.processes - process - 1
-            deadline = left * (FIRST_SHARE if process == 0 and later else 1 / (later + 1))
-        return Job(
-            run=self.meta.id,
-            process=process,
-            seed=self.meta.seed,
-            device=self.meta.device,
-            settings=self.settings,
-            profile=self.meta.profile,
-            candidates=tuple(self.meta.candidates),
-            rules=self.meta.rules and self.meta.rules.text,
-            todo=todo,
-            deadline_s=deadline,
-        )
 
     def _write_foregone(self, process: int) -> None:
         """Write the rows that need no worker: eager where it cannot fit, and what is predicted too slow or too big."""
@@ -201,11 +266,11 @@ class Campaign:
         for shape in self.shapes.values():
             classification = self.meta.prediction(shape.id).classification
             foregone = {}
-            if self._infeasible(shape):
+            if infeasible(self.meta, shape):
                 need, have = classification["peak_bytes"], classification["memory_bytes"]
                 reason = f"eager needs {size(need)} at its peak, the device has {size(have)}"
                 foregone[EAGER] = ("infeasible", reason)
-                foregone |= self._foregone_candidates(shape)
+                foregone |= foregone_candidates(self.meta, self.settings, shape)
             elif self.skips[shape.id]:
                 foregone = dict.fromkeys(self.meta.planned(process, shape.id), ("skipped", self.skips[shape.id]))
             else:
@@ -222,30 +287,29 @@ class Campaign:
         if records:
             self._add(records)
 
-    def _write_crash(self, process: int, crash: Crash, todo: tuple[ShapeTodo, ...]) -> None:
-        """Write the error rows a dead worker costs: the arm at hand; all that was left if it died without a name."""
-        lost = [(item, arm) for item in todo for arm in item.arms if item.shape["id"] == crash.shape]
-        if crash.arm != EAGER:
-            lost = [(item, arm) for item, arm in lost if arm == crash.arm]
-        lost = lost or [(item, arm) for item in todo for arm in item.arms]
+    def _write_loss(self, process: int, lost: ReferenceLost, todo: tuple[ShapeTodo, ...]) -> None:
+        """Write the error rows a lost reference costs: the arm at hand; all that was left if it died without a name."""
+        missing = [(item, arm) for item in todo for arm in item.arms if item.shape["id"] == self.at]
+        if lost.arm != EAGER:
+            missing = [(item, arm) for item, arm in missing if arm == lost.arm]
+        missing = missing or [(item, arm) for item in todo for arm in item.arms]
         self._add(
             [
-                self._bare_record(process, Shape(**item.shape), arm, "error", str(crash))
-                for item, arm in lost
+                self._bare_record(process, Shape(**item.shape), arm, "error", str(lost))
+                for item, arm in missing
                 if (process, item.shape["id"], arm) not in self.rows
             ]
         )
 
     def _bare_record(self, process: int, shape: Shape, arm: str, status: str, reason: str) -> Record:
         """Return a row that carries a reason and no measurement."""
-        kind = "baseline" if arm == EAGER else "control" if arm in self.meta.controls else "candidate"
-        plan = self.meta.prediction(shape.id).candidates.get(arm, {})
+        plan = self.meta.prediction(shape.id).candidates.get(arm.removeprefix(COPY_PREFIX), {})
         return Record(
             run=self.meta.id,
             process=process,
             shape=shape.as_dict(),
             arm=arm,
-            kind=kind,
+            kind=arm_kind(arm, self.meta.candidates),
             status=status,
             reason=reason,
             family=plan.get("family", ""),
@@ -257,55 +321,6 @@ class Campaign:
             measured_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         )
 
-    def _infeasible(self, shape: Shape) -> bool:
-        """Tell whether a shape's eager forward was predicted not to fit."""
-        return self.meta.prediction(shape.id).classification["regime"] == INFEASIBLE
-
-    def _skip_reasons(self) -> dict[str, str | None]:
-        """Return for each shape why it is not run although it fits, None where it is.
-
-        Under a time budget the quickest shapes are taken first, until their least calls would fill the share of it
-        that calls may take; what is then left out is decided by the prediction alone, before anything runs.
-        """
-        reasons = {shape.id: self._skip_reason(shape) for shape in self.shapes.values()}
-        if self.settings.time_budget_s is None:
-            return reasons
-        seconds = {name: self.meta.prediction(name).classification["predicted_s"] for name in self.shapes}
-        room = self.settings.time_budget_s * CALL_SHARE
-        for name in sorted(seconds, key=seconds.get):
-            if reasons[name] or self._infeasible(self.shapes[name]):
-                continue
-            arms = sum(key[1] == name for key in self.planned)
-            room -= arms * LEAST_CALLS * CALL_SLACK * seconds[name]
-            if room < 0:
-                reasons[name] = (
-                    f"eager is predicted to take {seconds[name]:.2g} s a call, and the run's time budget of "
-                    f"{self.settings.time_budget_s:g} s is filled by quicker shapes"
-                )
-        return reasons
-
-    def _skip_reason(self, shape: Shape) -> str | None:
-        """Return why a shape that fits is not run on this device, None when it is."""
-        classification = self.meta.prediction(shape.id).classification
-        predicted, limit = classification["predicted_s"], self.settings.max_call_s
-        if predicted > limit:
-            return f"eager is predicted to take {predicted:.1f} s a call, over the limit of {limit:g} s"
-        if self.meta.device == "cpu" and (free := available_memory_bytes()) < classification["peak_bytes"]:
-            return f"eager needs {size(classification['peak_bytes'])} at its peak, {size(free)} of memory are free"
-        return None
-
-    def _foregone_candidates(self, shape: Shape) -> dict[str, tuple[str, str]]:
-        """Return the candidates of an infeasible shape that do not fit either or take too long: status and reason."""
-        limit = self.settings.max_call_s
-        foregone = {}
-        for name, plan in self.meta.prediction(shape.id).candidates.items():
-            if plan["unsupported"]:
-                foregone[name] = ("infeasible", plan["unsupported"])
-            elif (plan["predicted_s"] or 0) > limit:
-                reason = f"predicted to take {plan['predicted_s']:,.0f} s a call, over the limit of {limit:g} s"
-                foregone[name] = ("skipped", reason)
-        return foregone
-
     def _add(self, records: Sequence[Record]) -> None:
         """Write rows to the disk, then count them."""
         self.run.append(records)
@@ -314,47 +329,8 @@ class Campaign:
             text = f"{record.status}: {record.reason}" if record.reason else record.status
             self._tell("row", record.process, record.shape_id, record.arm, text=text)
 
-    def _on_stage(self, process: int) -> Callable[[str, str, str], None]:
-        """Return the listener of one worker's stages."""
-        return lambda shape, arm, stage: self._tell("stage", process, shape, arm, stage, text=f"{stage} {arm}")
-
     def _tell(self, kind: str, process: int = 0, shape: str = "", arm: str = "", stage: str = "", *, text: str) -> None:
         """Send an event to the caller's display."""
         done = sum(key in self.planned for key in self.rows)
         total = len(self.planned)
         self.on_event(Event(kind, process, self.settings.processes, shape, arm, stage, done, total, text))
-
-
-def _profile_for(settings: Settings, device: str) -> Profile:
-    """Return the profile a run predicts with, its memory lowered to a cap."""
-    name = "cpu" if settings.profile == "auto" and device == "cpu" else settings.profile
-    try:
-        profile = load_profile(name)
-    except ProfileError as error:
-        raise EvaluationError(str(error)) from None
-    if profile.kind != device:
-        raise EvaluationError(
-            f"profile {profile.name} describes a {profile.kind} device, the run is on {device}; pass a matching "
-            "--profile, or leave it to auto"
-        )
-    cap = settings.memory_cap_bytes
-    if cap and cap < profile.memory_bytes:
-        profile = profile.with_figure("memory", cap / 1e9, "assumed", "the run's memory cap")
-    return profile
-
-
-def _predict(shape: Shape, profile: Profile, candidates: Sequence[Candidate], rules: object) -> Prediction:
-    """Return what is expected of a shape, written down before any of it runs."""
-    plans = {}
-    for candidate in candidates:
-        plan = plan_candidate(candidate, shape, profile, rules)
-        plans[candidate.text] = {
-            "family": plan.family,
-            "rule": plan.rule,
-            "options": plan.options,
-            "contract": plan.contract,
-            "predicted_s": plan.predicted_s,
-            "peak_bytes": plan.peak_bytes,
-            "unsupported": plan.unsupported,
-        }
-    return Prediction(shape=shape.id, classification=classify(shape, profile).as_dict(), candidates=plans)

@@ -1,46 +1,40 @@
-"""How a worker speaks to its parent: JSON lines over a pipe of their own, which a chatty candidate cannot flood."""
+"""How parent and worker speak: one JSON line each way, every answer carrying the number of its request.
+
+The worker's standard output is another pipe, so a chatty candidate cannot flood this one. A line that answers no
+request was written by something else than the harness: it is counted, and reported as tampering.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 import threading
-from collections.abc import Iterable
+from typing import Any
 
-from rooflane.eval.records import Record
-
-# A worker ends with this status when it emitted what it could but its device no longer works: start another.
-RESTART_STATUS = 75
+# What a worker's line may measure: window answers carry fingerprints, a few hundred kB at most.
+LINE_BYTES = 64 << 20
 
 
 class Channel:
-    """The worker's end of the pipe."""
+    """The worker's end."""
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        # Compiler subprocesses must not hold the pipe open when the worker is gone.
-        os.set_inheritable(descriptor, False)
+        self._socket = socket.socket(fileno=descriptor)
+        self._read = self._socket.makefile("rb")
 
-    def stage(self, shape: str, arm: str, stage: str) -> None:
-        """Say what is at hand, so that the parent knows whose row a crash costs."""
-        self._send({"stage": stage, "shape": shape, "arm": arm})
+    def receive(self) -> dict[str, Any] | None:
+        """Wait for the next request; None when the parent is gone."""
+        line = self._read.readline()
+        return json.loads(line) if line.endswith(b"\n") else None
 
-    def rows(self, records: Iterable[Record]) -> None:
-        """Hand over finished rows, together: the parent writes them in one piece."""
-        self._send({"rows": [record.model_dump(mode="json") for record in records]})
-
-    def done(self) -> None:
-        """Say that the job is finished: a candidate that exits with status 0 must not pass for the worker's end."""
-        self._send({"done": True})
-
-    def _send(self, message: dict) -> None:
-        data = (json.dumps(message) + "\n").encode()
-        while data:
-            data = data[os.write(self._descriptor, data) :]
+    def answer(self, request: dict[str, Any], values: dict[str, Any]) -> None:
+        """Answer a request."""
+        self._socket.sendall(json.dumps({**values, "answers": request["nonce"]}).encode() + b"\n")
 
 
 def end_with_parent(descriptor: int) -> None:
-    """End this process when the parent's end of its standard input closes, that is, when the parent is gone."""
+    """End this process when the parent's end of the lifeline closes, that is, when the parent is gone."""
 
     def wait() -> None:
         while os.read(descriptor, 4096):

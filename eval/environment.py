@@ -96,6 +96,14 @@ def describe_environment(device: str) -> dict[str, Any]:
     return facts
 
 
+def gpu_uuid() -> str | None:
+    """Return the name NVML knows torch's first GPU by; it ignores CUDA_VISIBLE_DEVICES, so an index may be another."""
+    import torch
+
+    uuid = getattr(torch.cuda.get_device_properties(0), "uuid", None)
+    return f"GPU-{uuid}" if uuid else None
+
+
 def gpu_telemetry() -> dict[str, Any] | None:
     """Return SM clock (MHz), temperature (C), power (W), throttle reasons and compute processes; None if unreadable."""
 
@@ -140,11 +148,8 @@ def _nvml(read: Any) -> Any:
     except Exception:  # no NVIDIA driver, or no permission: telemetry is optional everywhere
         return None
     try:
-        uuid = getattr(torch.cuda.get_device_properties(0), "uuid", None) if torch.cuda.is_available() else None
-        # NVML ignores CUDA_VISIBLE_DEVICES, so the index alone may name another GPU.
-        handle = (
-            pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode()) if uuid else pynvml.nvmlDeviceGetHandleByIndex(0)
-        )
+        uuid = gpu_uuid() if torch.cuda.is_available() else None
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid.encode()) if uuid else pynvml.nvmlDeviceGetHandleByIndex(0)
         return read(pynvml, handle)
     except pynvml.NVMLError:
         return None

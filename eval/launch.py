@@ -1,20 +1,22 @@
-"""Start a worker, listen to it, and tell how it ended."""
+"""Workers as the parent sees them: started, asked, listened to, and ended with everything they started."""
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 import selectors
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
 from contextlib import suppress
 from time import monotonic
+from typing import Any
 
-from rooflane.eval.channel import RESTART_STATUS
-from rooflane.eval.records import Record
-from rooflane.eval.settings import Job
+from rooflane.eval.channel import LINE_BYTES
+from rooflane.eval.forkserver import ForkServerError, fork_server
 
 POLL_S = 0.5
 # What is kept of a worker's output for the reason of a crash; a candidate may print without end.
@@ -23,122 +25,193 @@ TAIL_CHARACTERS = 300
 
 
 class Crash(Exception):
-    """A worker that died or hung; carries the shape and arm it was busy with, "" when it never said."""
-
-    def __init__(self, reason: str, shape: str, arm: str) -> None:
-        super().__init__(reason)
-        self.shape = shape
-        self.arm = arm
+    """A worker that died, hung or spoke nonsense; the text is one line on how."""
 
 
-def run_worker(
-    job: Job,
-    timeout_s: float,
-    on_stage: Callable[[str, str, str], None],
-    on_rows: Callable[[Sequence[Record]], None],
-) -> None:
-    """Run a job in a fresh process and hand over its rows as they come.
+class Buffer:
+    """Memory two processes see: outputs travel through it as raw bytes. The parent only holds its descriptor."""
 
-    Raises `Crash` when the worker dies, or says nothing for `timeout_s` and is ended. However this returns, the
-    worker and every process it started are gone.
-    """
-    read_end, write_end = os.pipe()
-    command = [sys.executable, "-m", "rooflane.eval.worker", str(write_end)]
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        pass_fds=(write_end,),
-        start_new_session=True,  # Ctrl-C reaches the parent alone, and the whole group can be ended
-    )
-    os.close(write_end)
-    listener = _Listener(process, read_end, on_stage, on_rows)
-    try:
-        process.stdin.write(job.model_dump_json().encode() + b"\n")
-        process.stdin.flush()
-        listener.listen(timeout_s)
-    except BrokenPipeError:
-        process.wait()
-    finally:
-        _end(process)
-        listener.close()
-    finished = listener.done or process.returncode == RESTART_STATUS
-    if not finished or process.returncode not in (0, RESTART_STATUS) or listener.silent:
-        raise Crash(listener.reason(timeout_s), listener.shape, listener.arm)
-
-
-class _Listener:
-    """Reads a worker's messages and the end of its output, whichever comes."""
-
-    def __init__(
-        self,
-        process: subprocess.Popen,
-        read_end: int,
-        on_stage: Callable[[str, str, str], None],
-        on_rows: Callable[[Sequence[Record]], None],
-    ) -> None:
-        self.process = process
-        self.read_end = read_end
-        self.on_stage = on_stage
-        self.on_rows = on_rows
-        self.shape = self.arm = self.stage = ""
-        self.silent = self.done = False
-        self.tail = b""
-        self.partial = b""
-
-    def listen(self, timeout_s: float) -> None:
-        """Handle messages until the worker is gone or silent for too long."""
-        last = monotonic()
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.read_end, selectors.EVENT_READ)
-            selector.register(self.process.stdout, selectors.EVENT_READ)
-            while True:
-                # A compiler subprocess may hold the pipes open: the worker's own end decides, not theirs.
-                gone = self.process.poll() is not None
-                ready = selector.select(0 if gone else POLL_S)
-                for key, _ in ready:
-                    data = os.read(key.fd, 1 << 16)
-                    if not data:
-                        selector.unregister(key.fileobj)
-                    elif key.fd == self.read_end:
-                        last = monotonic()
-                        self._messages(data)
-                    else:
-                        self.tail = (self.tail + data)[-TAIL_BYTES:]
-                if gone and not ready:
-                    return
-                if monotonic() - last > timeout_s:
-                    self.silent = True
-                    return
-
-    def reason(self, timeout_s: float) -> str:
-        """Return one line on how the worker ended."""
-        at = f" at {self.stage} of {self.arm}" if self.stage else " while it started"
-        if self.silent:
-            return f"the worker said nothing for {timeout_s:g} s{at} and was ended"
-        code = self.process.returncode
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
-        said = _without_frames(self.tail.decode(errors="replace"))[-TAIL_CHARACTERS:]
-        return f"the worker {how}{at}" + (f"; it said: {said}" if said else "")
+    def __init__(self) -> None:
+        if hasattr(os, "memfd_create"):
+            self.descriptor = os.memfd_create("rooflane", os.MFD_CLOEXEC)
+        else:
+            with tempfile.TemporaryFile() as file:
+                self.descriptor = os.dup(file.fileno())
 
     def close(self) -> None:
-        """Close the pipes."""
-        os.close(self.read_end)
-        self.process.stdout.close()
+        """Let go of the memory; it is freed when the workers are gone too."""
+        os.close(self.descriptor)
 
-    def _messages(self, data: bytes) -> None:
-        """Handle the whole lines among the bytes received."""
-        *lines, self.partial = (self.partial + data).split(b"\n")
-        for line in lines:
-            message = json.loads(line)
-            if "done" in message:
-                self.done = True
-            elif "rows" in message:
-                self.on_rows([Record.model_validate(row) for row in message["rows"]])
-            else:
-                self.shape, self.arm, self.stage = message["shape"], message["arm"], message["stage"]
-                self.on_stage(self.shape, self.arm, self.stage)
+
+class WorkerProcess:
+    """One worker: `ask` sends a request and waits for its answer."""
+
+    def __init__(self, name: str, buffers: tuple[Buffer, ...], timeout_s: float) -> None:
+        self.name = name
+        self.timeout_s = timeout_s
+        self.forged: list[str] = []
+        self._tail = b""
+        self._partial = b""
+        self._asked: int | None = None
+        self._socket, theirs = socket.socketpair()
+        lifeline, self._lifeline = os.pipe()
+        self._output, output = os.pipe()
+        descriptors = (theirs.fileno(), lifeline, output, *(buffer.descriptor for buffer in buffers))
+        try:
+            self._handle = start_process(descriptors)
+        finally:
+            theirs.close()
+            os.close(lifeline)
+            os.close(output)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._socket, selectors.EVENT_READ)
+        self._selector.register(self._output, selectors.EVENT_READ)
+
+    @property
+    def pid(self) -> int:
+        """The worker's process id, which is also its group's."""
+        return self._handle.pid
+
+    def send(self, op: str, /, **values: Any) -> None:
+        """Send a request without waiting; `receive` gets its answer."""
+        self._asked = secrets.randbits(48)
+        data = json.dumps({"op": op, "nonce": self._asked, **values}).encode() + b"\n"
+        try:
+            self._socket.sendall(data)
+        except OSError:
+            raise self._crash("gone", op) from None
+
+    def receive(self, stage: str = "") -> dict[str, Any]:
+        """Wait for the answer to the request sent; raises `Crash` when the worker dies or is silent for too long."""
+        deadline = monotonic() + self.timeout_s
+        while True:
+            answer = self._take_line(stage)
+            if answer is not None:
+                return answer
+            left = deadline - monotonic()
+            if left <= 0:
+                raise self._crash("silent", stage)
+            ready = self._selector.select(min(POLL_S, left))
+            for key, _ in ready:
+                data = os.read(key.fd, 1 << 20) if key.fd == self._output else self._receive_bytes()
+                if key.fd == self._output:
+                    self._tail = (self._tail + data)[-TAIL_BYTES:]
+                    if not data:
+                        self._selector.unregister(key.fileobj)
+                elif data:
+                    self._partial += data
+                    if len(self._partial) > LINE_BYTES:
+                        raise self._crash("nonsense", stage)
+                else:
+                    raise self._crash("gone", stage)
+            # A process that the worker started may hold its pipes open: the worker's own end decides.
+            if not ready and self._handle.poll() is not None:
+                raise self._crash("gone", stage)
+
+    def ask(self, op: str, stage: str = "", /, **values: Any) -> dict[str, Any]:
+        """Send a request and wait for its answer."""
+        self.send(op, **values)
+        return self.receive(stage or op)
+
+    def end(self) -> None:
+        """End the worker's whole process group and close the pipes."""
+        self._kill()
+        self._selector.close()
+        self._socket.close()
+        os.close(self._output)
+        os.close(self._lifeline)
+
+    def _kill(self) -> None:
+        # The process too: one that was just forked is not its group's leader yet.
+        for end in (os.killpg, os.kill):
+            with suppress(ProcessLookupError, PermissionError):
+                end(self.pid, signal.SIGKILL)
+        self._handle.wait()
+
+    def _receive_bytes(self) -> bytes:
+        try:
+            return self._socket.recv(1 << 20)
+        except OSError:
+            return b""
+
+    def _take_line(self, stage: str) -> dict[str, Any] | None:
+        """Return the answer asked for when it has arrived whole; lines that answer nothing are noted."""
+        while b"\n" in self._partial:
+            line, _, self._partial = self._partial.partition(b"\n")
+            try:
+                answer = json.loads(line)
+                number = answer.pop("answers")
+            except (ValueError, AttributeError, KeyError, TypeError):
+                self.forged.append(f"a line that is no answer came out of the worker's channel at {stage}")
+                continue
+            if number != self._asked:
+                self.forged.append(f"an answer to nothing that was asked came out of the worker's channel at {stage}")
+                continue
+            self._asked = None
+            return answer
+        return None
+
+    def _crash(self, kind: str, stage: str) -> Crash:
+        """End the worker and return how it went."""
+        at = f" at {stage}" if stage else ""
+        if kind == "silent":
+            self._kill()
+            return Crash(f"the worker said nothing for {self.timeout_s:g} s{at} and was ended")
+        if kind == "nonsense":
+            self._kill()
+            return Crash(f"the worker sent {LINE_BYTES >> 20} MB without an end of line{at} and was ended")
+        # Its channel may be closed while it lives: then it is ended here, and that is how it ended.
+        deadline = monotonic() + POLL_S
+        code = self._handle.poll()
+        while code is None and monotonic() < deadline:
+            self._selector.select(POLL_S / 10)
+            code = self._handle.poll()
+        if code is None:
+            self._kill()
+            return Crash(f"the worker closed its channel{at} and was ended")
+        self._drain()
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
+        said = _without_frames(self._tail.decode(errors="replace"))[-TAIL_CHARACTERS:]
+        return Crash(f"the worker {how}{at}" + (f"; it said: {said}" if said else ""))
+
+    def _drain(self) -> None:
+        os.set_blocking(self._output, False)
+        with suppress(BlockingIOError):
+            while data := os.read(self._output, 1 << 16):
+                self._tail = (self._tail + data)[-TAIL_BYTES:]
+
+
+class _Forked:
+    """A worker forked by the server."""
+
+    def __init__(self, server: Any, pid: int) -> None:
+        self._server = server
+        self.pid = pid
+        self._status: int | None = None
+
+    def poll(self) -> int | None:
+        return self._ask(wait=False)
+
+    def wait(self) -> int:
+        return self._ask(wait=True)
+
+    def _ask(self, *, wait: bool) -> int | None:
+        if self._status is None:
+            try:
+                self._status = self._server.poll(self.pid, wait=wait)
+            except (OSError, ForkServerError):
+                # Its server was ended, and its workers with it.
+                self._status = -signal.SIGKILL
+        return self._status
+
+
+def start_process(descriptors: tuple[int, ...]) -> Any:
+    """Start a worker over these descriptors: forked where that is possible, else from the beginning."""
+    server = fork_server()
+    if server is not None:
+        return _Forked(server, server.start(descriptors))
+    command = [sys.executable, "-m", "rooflane.eval.worker", *map(str, descriptors)]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=descriptors, start_new_session=True)
 
 
 def _without_frames(text: str) -> str:
@@ -149,13 +222,3 @@ def _without_frames(text: str) -> str:
         if not framed and line.strip():
             kept.append(line.strip())
     return " ".join(kept)
-
-
-def _end(process: subprocess.Popen) -> None:
-    """End the worker's whole process group."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    # Only now: closing its standard input is the signal by which a worker notices that its parent is gone.
-    with suppress(BrokenPipeError):
-        process.stdin.close()

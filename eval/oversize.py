@@ -1,102 +1,142 @@
 """Shapes whose eager forward does not fit: the candidate against the chunked reference, element by element.
 
 A batch element is one sequence; elements are independent, so the reference runs on one at a time and the time of the
-whole batch is the sum.
+whole batch is the sum. Each element is drawn from a seed of its own: the judge holds one, never the whole input.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from rooflane.baseline import BaselineTransformer, chunked_reference, config_of, generate_random_case, torch_dtype
-from rooflane.eval.arms import CHUNKED_REFERENCE, Arm
 from rooflane.eval.environment import available_memory_bytes
-from rooflane.eval.gate import GateResult, check_gate, merge_gates
-from rooflane.eval.records import Timing, Verification
+from rooflane.eval.gate import check_gate
+from rooflane.eval.outputs import SharedBytes, describe_output, output_fault
+from rooflane.eval.subject import Subject, WrongKind, failure
 from rooflane.eval.timing import Clock
 from rooflane.shapes import Shape
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 # Scratch of the chunked reference: fewer and larger blocks up to here, and what it can always have.
 SCRATCH_BYTES = (128 << 20, 8 << 30)
 # Values of one element's width alive beside the scratch: keys, values, two hidden states, temporaries.
 ELEMENT_COPIES = 8
-# Of a causal element left out of the full comparison, these first rows are still checked: they depend on no later one.
-PREFIX_ROWS = 2048
-RAGGED_PADDING = 0.3
-TIMED_CALLS = 3
 
 
-@dataclass(frozen=True)
-class OversizePlan:
-    """How much one process does: whether all elements, within which time, and on which padding."""
+class BigCall:
+    """The candidate's side: one input that fits, one output, handed over element by element."""
 
-    every_element: bool
-    reference_budget_s: float
-    budget_s: float
-    seed: int
-    memory_cap_bytes: int | None
+    def __init__(self, subject: Subject, clock: Clock) -> None:
+        self.subject = subject
+        self.clock = clock
+        self._out: Tensor | None = None
+
+    def big_call(self, arm: str, seed: int, padding: float) -> dict[str, Any]:
+        """Call an arm on the whole shape; return its seconds, its peak memory and the valid tokens."""
+        shape, device = self.subject.shape, self.subject.device
+        self._out = None
+        try:
+            x, mask = draw_whole(shape, device, seed, padding)
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+                torch.cuda.reset_peak_memory_stats()
+            before = perf_counter_ns()
+            with torch.inference_mode():
+                out = self.subject.arms[arm].forward(x, mask)
+            self.clock.synchronize()
+            seconds = (perf_counter_ns() - before) / 1e9
+            peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
+            if fault := output_fault(out, x, mask):
+                raise WrongKind(fault)
+            self._out = out
+            return {"seconds": seconds, "peak_bytes": peak, "valid_tokens": int(mask.sum())}
+        except Exception as error:
+            return failure(error)
+
+    def big_ship(self, element: int, rows: int) -> dict[str, Any]:
+        """Write the first rows of one element of the output for the judge."""
+        try:
+            part = self._out[element : element + 1, :rows]
+            self.subject.buffer.write(part)
+            return {"output": describe_output(part)}
+        except Exception as error:
+            return failure(error)
+
+    def big_time(self, arm: str, seed: int, padding: float) -> dict[str, Any]:
+        """Time one call on new contents; its output is held for the judge."""
+        self._out = None
+        try:
+            case = draw_whole(self.subject.shape, self.subject.device, seed, padding)
+            self.clock.synchronize()
+
+            def keep(number: int, out: Tensor) -> None:
+                self._out = out
+
+            with torch.inference_mode():
+                event_ns, host_ns = self.clock.window(self.subject.arms[arm].forward, [case], keep)()
+            if fault := output_fault(self._out, *case):
+                raise WrongKind(fault)
+            return {"event_ns": event_ns, "host_ns": host_ns, "valid_tokens": int(case[1].sum())}
+        except Exception as error:
+            return failure(error)
 
 
-def measure_oversize(
-    arm: Arm,
-    model: BaselineTransformer,
-    shape: Shape,
-    device: torch.device,
-    clock: Clock,
-    plan: OversizePlan,
-    on_stage: Callable[[str], None],
-) -> Arm:
-    """Verify and time a built candidate, in place; return the reference's own arm with its time per element.
+class BigJudge:
+    """The judge's side: the chunked reference of one element at a time."""
 
-    The process that does every element uses the shape's own padding; the others check one element of a ragged batch.
-    """
-    on_stage("verify")
-    padding = shape.padding_ratio or (0.0 if plan.every_element else RAGGED_PADDING)
-    x, mask = _draw(shape, device, plan.seed, padding)
-    # The cap stands for a smaller device and binds the candidate; the reference may use what is really there.
-    cap_memory(device, plan.memory_cap_bytes)
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-    before = perf_counter_ns()
-    with torch.inference_mode():
-        out = arm.forward(x, mask)
-    clock.synchronize()
-    arm.setup_s += (perf_counter_ns() - before) / 1e9
-    if device.type == "cuda":
-        arm.measured_peak_bytes = torch.cuda.max_memory_allocated()
-    cap_memory(device, None)
-    on_stage("reference")
-    gates, times, notes = _compare(out, x, mask, model, shape, clock, plan, on_stage)
-    gate = merge_gates(gates)
-    reason = "" if gate.passed else f"{gate.failed} of {gate.total} elements fail the gate, worst at {gate.worst_index}"
-    arm.verification = Verification(
-        status="ok" if gate.passed else "incorrect", reason=gate.reason or reason, trials=1, gate=gate, notes=notes
-    )
-    arm.status, arm.reason = arm.verification.status, arm.verification.reason
-    del out
-    reference = Arm(CHUNKED_REFERENCE, "reference")
-    reference.timing = Timing(
-        clock=clock.name,
-        event_ns=[times],
-        warmups=0,
-        repeats=len(times),
-        shrunk=len(times) < shape.batch_size,
-        inputs="fresh",
-        valid_tokens=int(mask.sum()),
-        elements_total=shape.batch_size,
-    )
-    if arm.status == "ok":
-        on_stage("time")
-        cap_memory(device, plan.memory_cap_bytes)
-        arm.timing = _time(arm, x, mask, shape, clock, plan)
-        cap_memory(device, None)
-    return reference
+    def __init__(
+        self,
+        model: BaselineTransformer,
+        shape: Shape,
+        device: torch.device,
+        clock: Clock,
+        buffers: Sequence[SharedBytes],
+    ) -> None:
+        self.model = model
+        self.shape = shape
+        self.device = device
+        self.clock = clock
+        self.buffers = buffers
+
+    def big_compare(
+        self, seed: int, padding: float, element: int, rows: int, output: dict[str, Any], buffer: int
+    ) -> dict[str, Any]:
+        """Gate the first rows of an element of an output; return the reference's nanoseconds too.
+
+        Of a causal stack these rows depend on no later one; of another, `rows` must be the whole sequence.
+        """
+        shape = (1, rows, self.shape.d_model)
+        if tuple(output["shape"]) != shape or output["dtype"] != self.shape.dtype:
+            return {"fault": f"the output's element is of shape {tuple(output['shape'])}, {output['dtype']}"}
+        out = self.buffers[buffer].read(shape, torch_dtype(self.shape.dtype), self.device)
+        mask = draw_mask(self.shape, self.device, seed, padding)[element : element + 1]
+        x = draw_element(self.shape, self.device, seed, element)[None].masked_fill_(~mask[:, :, None], 0)
+        scratch = self._scratch_bytes(x)
+        self.clock.synchronize()
+        before = perf_counter_ns()
+        with torch.inference_mode():
+            ref = chunked_reference(self.model, x[:, :rows], mask[:, :rows], budget_bytes=scratch)
+        self.clock.synchronize()
+        elapsed = perf_counter_ns() - before
+        return {"gate": check_gate(out, ref).model_dump(mode="json"), "reference_ns": elapsed}
+
+    def _scratch_bytes(self, x: Tensor) -> int:
+        """Return the scratch the chunked reference may use beside what is allocated now."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+            free, _ = torch.cuda.mem_get_info()
+        else:
+            free = available_memory_bytes()
+        element = ELEMENT_COPIES * x.numel() * x.element_size()
+        least, most = SCRATCH_BYTES
+        return max(least, min(most, (free - element) // 2))
 
 
 def cap_memory(device: torch.device, cap_bytes: int | None) -> None:
@@ -109,107 +149,23 @@ def cap_memory(device: torch.device, cap_bytes: int | None) -> None:
     torch.cuda.set_per_process_memory_fraction(min(1.0, cap_bytes / total) if cap_bytes else 1.0)
 
 
-def _draw(shape: Shape, device: torch.device, seed: int, padding: float) -> tuple[Tensor, Tensor]:
+def draw_whole(shape: Shape, device: torch.device, seed: int, padding: float) -> tuple[Tensor, Tensor]:
     """Draw the one input that fits; the usual generator would hold two or three of them for a moment."""
+    mask = draw_mask(shape, device, seed, padding)
     dtype = torch_dtype(shape.dtype)
-    _, mask = generate_random_case(replace(config_of(shape), d_model=1), device, dtype, seed, padding)
     x = torch.empty(shape.batch_size, shape.seq_len, shape.d_model, device=device, dtype=dtype)
-    _refill(x, mask, seed)
-    return x, mask
+    for element in range(shape.batch_size):
+        x[element].normal_(generator=torch.Generator(device=device).manual_seed(seed + element))
+    return x.masked_fill_(~mask[:, :, None], 0), mask
 
 
-def _refill(x: Tensor, mask: Tensor, seed: int) -> None:
-    """Write new contents into an input whose size allows no second one, zero at padding."""
-    x.normal_(generator=torch.Generator(device=x.device).manual_seed(seed))
-    x.masked_fill_(~mask[:, :, None], 0)
+def draw_element(shape: Shape, device: torch.device, seed: int, element: int) -> Tensor:
+    """Draw one element `[S, D]` of that input, padding not yet zeroed."""
+    x = torch.empty(shape.seq_len, shape.d_model, device=device, dtype=torch_dtype(shape.dtype))
+    return x.normal_(generator=torch.Generator(device=device).manual_seed(seed + element))
 
 
-def _scratch_bytes(x: Tensor) -> int:
-    """Return the scratch the chunked reference may use beside what is allocated now."""
-    if x.device.type == "cuda":
-        torch.cuda.empty_cache()
-        free, _ = torch.cuda.mem_get_info()
-    else:
-        free = available_memory_bytes()
-    element = ELEMENT_COPIES * x[0].numel() * x.element_size()
-    least, most = SCRATCH_BYTES
-    return max(least, min(most, (free - element) // 2))
-
-
-def _compare(
-    out: Tensor,
-    x: Tensor,
-    mask: Tensor,
-    model: BaselineTransformer,
-    shape: Shape,
-    clock: Clock,
-    plan: OversizePlan,
-    on_stage: Callable[[str], None],
-) -> tuple[list[GateResult], list[int], list[str]]:
-    """Gate an output against the chunked reference; return results, reference nanoseconds per element, notes."""
-    if out.shape != x.shape:
-        return [check_gate(out, x)], [], []
-    gates: list[GateResult] = []
-    times: list[int] = []
-    budget_ns = plan.reference_budget_s * 1e9
-    scratch = _scratch_bytes(x)
-    wanted = list(range(shape.batch_size)) if plan.every_element else [plan.seed % shape.batch_size]
-    for element in wanted:
-        if times and sum(times) + times[-1] > budget_ns:
-            break
-        on_stage("reference")
-        part = slice(element, element + 1)
-        before = perf_counter_ns()
-        with torch.inference_mode():
-            ref = chunked_reference(model, x[part], mask[part], budget_bytes=scratch)
-        clock.synchronize()
-        times.append(perf_counter_ns() - before)
-        gates.append(check_gate(out[part], ref))
-    notes = [f"compared in full: {len(times)} of {shape.batch_size} batch elements"]
-    left = wanted[len(times) :]
-    if left and shape.causal:
-        rows = min(PREFIX_ROWS, shape.seq_len)
-        for element in left:
-            on_stage("reference")
-            with torch.inference_mode():
-                ref = chunked_reference(
-                    model,
-                    x[element : element + 1, :rows],
-                    mask[element : element + 1, :rows],
-                    budget_bytes=scratch,
-                )
-            gates.append(check_gate(out[element : element + 1, :rows], ref))
-        notes.append(f"the first {rows} rows compared of the other {len(left)}: causal rows depend on no later one")
-    return gates, times, notes
-
-
-def _time(arm: Arm, x: Tensor, mask: Tensor, shape: Shape, clock: Clock, plan: OversizePlan) -> Timing:
-    """Time a few calls, new contents written into the one input before each."""
-    if not shape.padding_ratio:
-        mask.fill_(True)
-    events: list[int] = []
-    hosts: list[int] = []
-    for call in _calls(events, plan.budget_s):
-        _refill(x, mask, plan.seed + 1 + call)
-        with torch.inference_mode():
-            event, host = clock.window(arm.forward, [(x, mask)])
-        events += event
-        hosts += host
-    return Timing(
-        clock=clock.name,
-        event_ns=[events],
-        host_ns=[hosts] if hosts else [],
-        warmups=1,
-        repeats=len(events),
-        shrunk=True,
-        inputs="fresh",
-        valid_tokens=int(mask.sum()),
-    )
-
-
-def _calls(events: list[int], budget_s: float) -> Iterator[int]:
-    """Yield call numbers: two calls at least, so that a spread is seen, then up to the budget."""
-    for call in range(TIMED_CALLS):
-        if call >= 2 and sum(events) + events[-1] > budget_s * 1e9:
-            return
-        yield call
+def draw_mask(shape: Shape, device: torch.device, seed: int, padding: float) -> Tensor:
+    """Draw the mask `[B, S]` of that input."""
+    narrow = replace(config_of(shape), d_model=1)
+    return generate_random_case(narrow, device, torch_dtype(shape.dtype), seed, padding)[1]

@@ -18,11 +18,15 @@ RUN_FILE = "run.json"
 RECORDS_FILE = "records.jsonl"
 
 EAGER = "eager"
+NOOP = "noop"
+ANCHOR = "anchor"
+COPY_PREFIX = "copy of "
 COMPILED_PREFIX = "compiled"
 INFEASIBLE = "infeasible"
 
 Status = Literal["ok", "incorrect", "error", "oom", "unsupported", "infeasible", "skipped"]
-Kind = Literal["baseline", "control", "candidate", "reference"]
+Kind = Literal["baseline", "control", "candidate", "copy", "noop", "anchor", "reference"]
+ContractClass = Literal["pure", "contract-dependent", "incorrect"]
 Key = tuple[int, str, str]
 
 _CONFIG = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
@@ -53,11 +57,17 @@ class Verification(BaseModel):
     ragged: dict[str, GateResult] = {}
     truth: list[TruthCheck] = []
     contract: list[str] = Field(default=[], description="promises to the caller that were seen broken")
+    contract_class: ContractClass | None = Field(default=None, description="None where the promises were not tried")
     notes: list[str] = []
 
 
 class Timing(BaseModel):
-    """Raw nanoseconds of one arm in one process: `[round][call]`, `device_ns` one value per call."""
+    """Raw nanoseconds of one arm in one process: `event_ns` and `host_ns` `[round][call]`, the others `[call]`.
+
+    Rounds 2i and 2i + 1 are the two mirrored halves of block i. The states beside the headline are taken in one
+    process only: `harness_ns` is the organiser's loop on one fixed input object, `idle_ns` the event pair after a
+    synchronisation, `cold_ns` with the caches overwritten before, `rotating_ns` over inputs of five times the cache.
+    """
 
     model_config = _CONFIG
 
@@ -65,6 +75,10 @@ class Timing(BaseModel):
     event_ns: list[list[int]]
     host_ns: list[list[int]] = []
     device_ns: list[int] = []
+    harness_ns: list[int] = []
+    idle_ns: list[int] = []
+    cold_ns: list[int] = []
+    rotating_ns: list[int] = []
     warmups: int
     repeats: int
     shrunk: bool = Field(description="the counts were reduced to keep to the time budget")
@@ -92,6 +106,7 @@ class Record(BaseModel):
     rule: str = ""
     options: dict[str, Any] = {}
     contract: str = ""
+    integrity: list[str] = Field(default=[], description="evidence that outputs, clocks or state were tampered with")
     verification: Verification | None = None
     timing: Timing | None = None
     setup_s: float | None = None
@@ -146,10 +161,15 @@ class RunMeta(BaseModel):
     rooflane_version: str
     settings: dict[str, Any]
     device: str
-    seed: int
+    seed: int | None = Field(description="None until the run is complete; `seed_hash` binds it before")
+    seed_hash: str = Field(default="", description="SHA-256 of the secret seed, written before anything ran")
     shapes: list[dict[str, Any]]
     candidates: list[str]
     controls: list[str]
+    extra_arms: list[str] = Field(default=[], description="copies of the candidates, the no-op and the anchor")
+    overhead_share: float | None = Field(
+        default=None, description="of the run's wall time, what was neither warm-up, measurement nor verification"
+    )
     profile: dict[str, Any]
     price_per_hour: float | None
     predictions: list[Prediction]
@@ -165,7 +185,7 @@ class RunMeta(BaseModel):
             return (EAGER, *self.candidates)
         compiles = process < self.settings["compile_processes"]
         controls = [name for name in self.controls if compiles or not name.startswith(COMPILED_PREFIX)]
-        return (EAGER, *self.candidates, *controls)
+        return (EAGER, *self.candidates, *controls, *self.extra_arms)
 
     def prediction(self, shape_id: str) -> Prediction:
         """Return what was predicted of a shape."""

@@ -24,6 +24,7 @@ STRESS_FACTOR = 2.0
 HALF_FACTOR = 1.5
 
 SHARPEN = 8.0
+RAGGED_PADDING = 0.3
 SPIKE = 30.0
 SPIKE_EVERY = 1021  # a prime, so that spikes do not fall into one column
 
@@ -79,11 +80,10 @@ class Truth:
         """Return the float64 output `[rows, S, D]` of the chosen rows."""
         return chunked_reference(self._model, x[self.rows].double(), mask[self.rows], budget_bytes=TRUTH_SCRATCH_BYTES)
 
-    @contextmanager
-    def sharpened(self) -> Iterator[None]:
-        """Scale the model's query projections for the time of the block."""
-        with sharpened(self._model):
-            yield
+    @property
+    def model(self) -> BaselineTransformer:
+        """The float64 model; a stress changes its weights beside the candidate's."""
+        return self._model
 
 
 def judge(name: str, out: Tensor, eager: Tensor, true: Tensor, factor: float, label: str) -> TruthCheck:
@@ -112,15 +112,10 @@ def run_stress(
     Sharpening scales the query projections in place on all three and puts them back, so a candidate that packs
     its weights must notice both changes.
     """
-    x, mask = generate_random_case(
-        config_of(shape), device, torch_dtype(shape.dtype), seed, shape.padding_ratio, stress.scale
-    )
-    if stress.spikes:
-        x.flatten()[::SPIKE_EVERY] *= SPIKE
-    with ExitStack() as scaled:
-        if stress.sharpen:
-            for model in (sharpened(weights), sharpened(reference), truth.sharpened()):
-                scaled.enter_context(model)
+    x, mask = draw_stress(stress, shape, device, seed)
+    with ExitStack() as changed:
+        for model in (weights, reference, truth.model):
+            changed.enter_context(stressed(model, stress))
         with torch.inference_mode():
             out = forward(x, mask)[truth.rows]
             eager = reference(x, mask)[truth.rows]
@@ -128,11 +123,20 @@ def run_stress(
     return judge(stress.name, out, eager, true, STRESS_FACTOR, truth.label)
 
 
+def draw_stress(stress: Stress, shape: Shape, device: torch.device, seed: int) -> tuple[Tensor, Tensor]:
+    """Return a stress's input and mask."""
+    dtype = torch_dtype(shape.dtype)
+    x, mask = generate_random_case(config_of(shape), device, dtype, seed, shape.padding_ratio, stress.scale)
+    if stress.spikes:
+        x.flatten()[::SPIKE_EVERY] *= SPIKE
+    return x, mask
+
+
 @contextmanager
-def sharpened(model: nn.Module) -> Iterator[None]:
-    """Multiply every query projection of a model in place by 8, and put the exact values back afterwards."""
+def stressed(model: nn.Module, stress: Stress) -> Iterator[None]:
+    """Change a model's weights in place as a stress asks, and put the exact values back afterwards."""
     with torch.no_grad():
-        queries = [parameter for name, parameter in model.named_parameters() if "q_proj" in name]
+        queries = [parameter for name, parameter in model.named_parameters() if stress.sharpen and "q_proj" in name]
         kept = [parameter.clone() for parameter in queries]
         for parameter in queries:
             parameter.mul_(SHARPEN)
@@ -142,3 +146,32 @@ def sharpened(model: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for parameter, value in zip(queries, kept, strict=True):
                 parameter.copy_(value)
+
+
+def missing_parameter(weights: nn.Module, stress: Stress) -> str | None:
+    """Return the part of a parameter name that a stress needs and a candidate's module lacks, None if it has all."""
+    needs = stress.sharpen and not any("q_proj" in name for name, _ in weights.named_parameters())
+    return "q_proj" if needs else None
+
+
+def mask_cases(full: Tensor, mask: Tensor, seed: int) -> dict[str, tuple[Tensor, Tensor | None]]:
+    """Return the mask checks of an unpadded input and a ragged mask: input and mask by name.
+
+    Rows are zeroed only under a mask that calls them padding: LayerNorm blows up the rounding of a zero row, and
+    TF32 eager itself strays there.
+    """
+    mask = mask.clone()
+    mask[0] = True
+    single = mask.clone()
+    single[-1, 1:] = False
+    if len(mask) > 1:
+        mask = single
+    generator = torch.Generator(device=mask.device).manual_seed(seed)
+    holes = torch.rand(mask.shape, generator=generator, device=mask.device) > RAGGED_PADDING
+    holes[:, 0] = True  # a causal row that sees no key at all has no defined output
+    return {
+        f"padding {RAGGED_PADDING:g}": (full * mask[:, :, None], mask),
+        "one token": (full * single[:, :, None], single),
+        "holes": (full, holes),
+        "no mask": (full, None),
+    }

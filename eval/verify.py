@@ -1,85 +1,67 @@
-"""Verification: is an arm's output right, on accuracy trials, ragged masks, stress inputs and the caller's terms."""
+"""Verification: is an arm's output right, on accuracy trials, ragged masks, stress inputs and the caller's terms.
+
+The arm's worker calls, the judge compares; this drives both and holds no tensor. `Ask` is a request to either,
+whether it lives in another process or in this one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Literal
+from typing import Any, Literal
 
-import torch
-from torch import Tensor, nn
-
-from rooflane.baseline import BaselineTransformer, config_of, generate_random_case, torch_dtype
-from rooflane.eval.gate import GateResult, check_gate, merge_gates
-from rooflane.eval.records import Verification
-from rooflane.eval.truth import HALF_FACTOR, STRESSES, Truth, judge, run_stress
+from rooflane.eval.cases import MASK_NAMES, Case
+from rooflane.eval.gate import GateResult, merge_gates
+from rooflane.eval.promises import PROMISES, UNSTABLE
+from rooflane.eval.records import TruthCheck, Verification
 from rooflane.shapes import Shape
 
-Forward = Callable[[Tensor, Tensor | None], Tensor]
+Ask = Callable[..., dict[str, Any]]
 Level = Literal["full", "trials"]
 
-RAGGED_PADDING = 0.3
-# Freed NaN blocks the next allocation of the output's size may land on.
-POISON_BLOCKS = 4
-POISON_BYTES = 4 << 30
+# Numbers added to the seed: each part draws inputs that no other part has met.
+MASKS, STRESSES, LAST_TRIAL, CONTRACT = 100, 200, 300, 400
 
 
 class WrongOutput(Exception):
     """An output that fails a check other than the gate; the text is the one-line reason."""
 
 
+class CallFailed(Exception):
+    """A call that raised: the row's status, and one line on what."""
+
+    def __init__(self, status: str, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
 @dataclass
 class _Bench:
     """What every check of one arm shares."""
 
-    forward: Forward
-    weights: nn.Module
-    reference: BaselineTransformer
+    subject: Ask
+    judge: Ask
     shape: Shape
-    device: torch.device
+    device: str
     seed: int
     deadline: float
-    truth: Truth | None = None
     notes: list[str] = field(default_factory=list)
 
-    def draw(self, offset: int, padding: float) -> tuple[Tensor, Tensor]:
-        """Return the input and mask of a running number."""
-        dtype = torch_dtype(self.shape.dtype)
-        return generate_random_case(config_of(self.shape), self.device, dtype, self.seed + offset, padding)
+    def case(self, offset: int, kind: str = "drawn", name: str = "") -> Case:
+        """Return the case of a running number."""
+        padding = self.shape.padding_ratio if kind != "mask" else 0.0
+        return Case(self.seed + offset, padding, kind, name)
 
-    def run(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Call the candidate on poisoned memory and check what it returned besides the values."""
-        kept = x.clone(), None if mask is None else mask.clone()
-        poison(x)  # last, or the copies above would take the poisoned blocks
-        out = self.forward(x, mask)
-        _check_kind(out, x)
-        if not torch.equal(x, kept[0]) or (mask is not None and not torch.equal(mask, kept[1])):
-            raise WrongOutput("the call changed its input x or its mask")
-        return out
+    def call(self, case: Case, promise: str = "") -> dict[str, Any]:
+        """Have the arm called; return the description of its output."""
+        return checked(self.subject("call", case=case.as_dict(), promise=promise))
 
-    def gate(self, x: Tensor, mask: Tensor | None, *, candidate_first: bool) -> GateResult:
-        """Compare one call with the reference."""
-        if candidate_first:
-            out = self.run(x, mask)
-            return self.compare(out, self.reference(x, mask), x, mask)
-        ref = self.reference(x, mask)
-        return self.compare(self.run(x, mask), ref, x, mask)
-
-    def compare(self, out: Tensor, ref: Tensor, x: Tensor, mask: Tensor | None) -> GateResult:
-        """Gate an output; for half precision, where eager itself fails the gate, judge both sides against fp64."""
-        if self.truth is None:
-            return check_gate(out, ref)
-        rows = self.truth.rows
-        whole = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
-        check = judge("", out[rows], ref[rows], self.truth(x, whole), HALF_FACTOR, self.truth.label)
-        finite = bool(torch.isfinite(out).all())
-        # Stated in the units of the limit that holds here, so that above 1 fails for every dtype.
-        use = min(check.gate.use, check.gate.max_abs / (HALF_FACTOR * check.eager_max_abs or 1e-300))
-        passed = check.passed and finite
-        failed = 0 if passed else max(1, check.gate.failed)
-        use = use if finite else float("inf")
-        return check.gate.model_copy(update={"passed": passed, "failed": failed, "use": use})
+    def gate(self, case: Case, promise: str = "", judged: Case | None = None, flipped: bool = False) -> GateResult:
+        """Have one call compared with the reference."""
+        output = self.call(case, promise)["output"]
+        found = self.judge("compare", case=(judged or case).as_dict(), output=output, flipped=flipped)
+        return GateResult.model_validate(found["gate"])
 
     def late(self, what: str) -> bool:
         """Tell whether the time for checks is spent, and note what is left out."""
@@ -90,206 +72,152 @@ class _Bench:
 
 
 def verify(
-    forward: Forward,
-    weights: nn.Module,
-    reference: BaselineTransformer,
+    subject: Ask,
+    judge: Ask,
     shape: Shape,
-    device: torch.device,
     *,
+    device: str = "cpu",
     seed: int,
     trials: int = 5,
     level: Level = "full",
     deadline: float = float("inf"),
 ) -> Verification:
-    """Check one arm and return what was found; nothing the arm does raises.
+    """Check one arm and return what was found; nothing the arm does raises, a worker's death does.
 
-    `weights` is the module the forward was built on, `reference` a separately built eager baseline with the same
-    weights. Level "trials" runs the accuracy trials alone; "full" adds ragged masks, stress inputs and the promises
-    to the caller. Checks that would start after `deadline` (`time.monotonic()`) are left out and noted; the first
-    accuracy trial always runs.
+    Level "trials" runs the accuracy trials alone; "full" adds ragged masks, stress inputs and the promises to the
+    caller. Checks that would start after `deadline` (`time.monotonic()`) are left out and noted; the first accuracy
+    trial always runs.
     """
-    bench = _Bench(forward, weights, reference, shape, device, seed, deadline)
-    found: dict[str, object] = {}
+    bench = _Bench(subject, judge, shape, device, seed, deadline)
+    found: dict[str, Any] = {}
     try:
-        # Not in inference mode: inputs made here are ordinary tensors, as in timing, and weights may change.
-        before = {name: tensor.detach().clone() for name, tensor in weights.state_dict().items()}
-        if shape.dtype != "float32":
-            bench.truth = Truth(reference, shape, device)
+        before = checked(subject("weights_digest"))["digest"]
         _trials(bench, trials, found)
         if level == "full":
-            _ragged(bench, found)
+            _masks(bench, found)
             _stress(bench, found)
             _contract(bench, found)
-        if any(not torch.equal(tensor, before[name]) for name, tensor in weights.state_dict().items()):
+        if checked(subject("weights_digest"))["digest"] != before:
             raise WrongOutput("the weights differ from those before the first call")
     except WrongOutput as error:
         found |= {"status": "incorrect", "reason": str(error)}
-    except Exception as error:  # whatever a candidate raises is a result, not our failure
-        found |= {"status": "oom" if is_oom(error) else "error", "reason": f"{type(error).__name__}: {one_line(error)}"}
+    except CallFailed as error:
+        found |= {"status": error.status, "reason": str(error)}
     found.setdefault("status", "ok")
+    found["contract_class"] = _contract_class(found)
     return Verification(notes=bench.notes, **found)
 
 
-def poison(like: Tensor) -> None:
-    """Fill memory the next allocation of that size may reuse with NaN, so that unwritten elements show."""
-    blocks = max(1, min(POISON_BLOCKS, POISON_BYTES // max(1, like.numel() * like.element_size())))
-    for block in [torch.empty_like(like) for _ in range(blocks)]:
-        block.fill_(float("nan"))
+def checked(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return an answer; raises what it says went wrong."""
+    if "wrong" in answer:
+        raise WrongOutput(answer["wrong"])
+    if "failed" in answer:
+        raise CallFailed(answer["failed"], answer["reason"])
+    return answer
 
 
-def is_oom(error: Exception) -> bool:
-    """Tell whether an exception says that memory ran out; the CPU allocator raises a plain RuntimeError."""
-    text = str(error).lower()
-    return isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or (
-        isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
-    )
-
-
-def one_line(error: Exception, limit: int = 300) -> str:
-    """Return an exception's text on one line."""
-    return " ".join(str(error).split())[:limit] or "no message"
-
-
-def _check_kind(out: object, x: Tensor) -> None:
-    """Raise unless the output is a plain tensor of the input's shape, dtype and device, in memory of its own."""
-    # Exact type: a subclass may compute its values when they are looked at, outside the timed window.
-    if type(out) is not torch.Tensor:
-        raise WrongOutput(f"the output is a {type(out).__name__}, not a torch.Tensor")
-    for name in ("shape", "dtype", "device"):
-        got, wanted = getattr(out, name), getattr(x, name)
-        if got != wanted:
-            shown = (tuple(got), tuple(wanted)) if name == "shape" else (got, wanted)
-            raise WrongOutput(f"the output has {name} {shown[0]}, expected {shown[1]}")
-    if out.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
-        raise WrongOutput("the output lies in the memory of the input x")
-
-
-def _require(gate: GateResult, what: str) -> None:
+def require(gate: GateResult, what: str) -> None:
     """Raise when a gate failed, with the figures that say how."""
     if gate.passed:
         return
-    if gate.max_abs == float("inf"):
+    if gate.reason:
+        why = gate.reason
+    elif gate.max_abs == float("inf"):
         why = f"not finite at {gate.worst_index}"
     else:
         why = f"worst at {gate.worst_index}: {gate.out_at_worst:.6g} for {gate.ref_at_worst:.6g}"
     raise WrongOutput(f"{what}: {gate.failed} of {gate.total} elements fail the gate, {why}")
 
 
-def _trials(bench: _Bench, trials: int, found: dict[str, object]) -> None:
-    """Run the accuracy trials; the candidate goes first on every other one, so memory cannot hold the answer."""
+def _contract_class(found: dict[str, Any]) -> str | None:
+    """Return how an arm keeps its promises; None where they were not tried."""
+    if found["status"] == "incorrect":
+        return "incorrect"
+    if found["status"] != "ok" or found.get("contract") is None:
+        return None
+    return "contract-dependent" if found["contract"] else "pure"
+
+
+def _trials(bench: _Bench, trials: int, found: dict[str, Any]) -> None:
+    """Run the accuracy trials."""
     gates = []
     for trial in range(trials):
         if trial and bench.late(f"accuracy trials after number {trial}"):
             break
-        x, mask = bench.draw(trial, bench.shape.padding_ratio)
-        with torch.inference_mode():
-            gates.append(bench.gate(x, mask, candidate_first=trial % 2 == 0))
+        gates.append(bench.gate(bench.case(trial)))
         found |= {"gate": merge_gates(gates), "trials": len(gates)}
     failing = [str(index + 1) for index, gate in enumerate(gates) if not gate.passed]
-    _require(found["gate"], f"accuracy trial {', '.join(failing)}")
+    require(found["gate"], f"accuracy trial {', '.join(failing)}")
 
 
-def _ragged(bench: _Bench, found: dict[str, object]) -> None:
+def _masks(bench: _Bench, found: dict[str, Any]) -> None:
     """Check ragged padding, a full and a one-token sequence, masks with holes, and no mask at all."""
     ragged: dict[str, GateResult] = {}
     found["ragged"] = ragged
-    _, mask = bench.draw(100, RAGGED_PADDING)
-    # Never zeroed rows without a mask: LayerNorm blows their rounding up, and TF32 eager itself strays there.
-    full, _ = bench.draw(100, 0.0)
-    mask[0] = True
-    single = mask.clone()
-    single[-1, 1:] = False
-    if len(mask) > 1:
-        mask = single
-    generator = torch.Generator(device=bench.device).manual_seed(bench.seed + 101)
-    holes = torch.rand(mask.shape, generator=generator, device=bench.device) > RAGGED_PADDING
-    holes[:, 0] = True  # a causal row that sees no key at all has no defined output
-    cases: dict[str, tuple[Tensor, Tensor | None]] = {
-        f"padding {RAGGED_PADDING:g}": (full * mask[:, :, None], mask),
-        "one token": (full * single[:, :, None], single),
-        "holes": (full, holes),
-        "no mask": (full, None),
-    }
-    for name, (x, mask) in cases.items():
+    for name in MASK_NAMES:
         if bench.late(f"mask check {name!r}"):
             return
-        with torch.inference_mode():
-            ragged[name] = bench.gate(x, mask, candidate_first=True)
-        _require(ragged[name], f"mask check {name!r}")
+        ragged[name] = bench.gate(bench.case(MASKS, "mask", name))
+        require(ragged[name], f"mask check {name!r}")
 
 
-def _stress(bench: _Bench, found: dict[str, object]) -> None:
-    """Run the stress inputs, then one plain trial: the weights that sharpening changed are back, and must be seen."""
-    checks = []
+def _stress(bench: _Bench, found: dict[str, Any]) -> None:
+    """Run the stress inputs, then one plain trial: the weights that a stress changed are back, and must be seen."""
+    checks: list[TruthCheck] = []
     found["truth"] = checks
-    truth = bench.truth or Truth(bench.reference, bench.shape, bench.device)
-    sharpens = any("q_proj" in name for name, _ in bench.weights.named_parameters())
-    for index, stress in enumerate(STRESSES):
-        if bench.late(f"stress input {stress.name!r}"):
+    names = bench.judge("stress_names")["names"]
+    for index, name in enumerate(names):
+        if bench.late(f"stress input {name!r}"):
             return
-        if stress.sharpen and not sharpens:
-            bench.notes.append(f"stress input {stress.name!r} not run: the candidate has no parameter named q_proj")
+        case = bench.case(STRESSES + index, "stress", name)
+        answer = bench.call(case)
+        if "missing" in answer:
+            bench.notes.append(
+                f"stress input {name!r} not run: the candidate has no parameter named {answer['missing']}"
+            )
             continue
-        check = run_stress(
-            stress,
-            bench.forward,
-            bench.weights,
-            bench.reference,
-            truth,
-            bench.shape,
-            bench.device,
-            bench.seed + 200 + index,
-        )
+        judged = bench.judge("stress", case=case.as_dict(), output=answer["output"])
+        if "fault" in judged:
+            raise WrongOutput(f"stress input {name!r}: {judged['fault']}")
+        check = TruthCheck.model_validate(judged["check"])
         checks.append(check)
         if not check.passed:
             raise WrongOutput(
-                f"stress input {stress.name!r}: the worst error against fp64 is {check.gate.max_abs:.3g}, "
+                f"stress input {name!r}: the worst error against fp64 is {check.gate.max_abs:.3g}, "
                 f"eager's own {check.eager_max_abs:.3g}; {check.gate.failed} elements fail the gate"
             )
-    x, mask = bench.draw(300, bench.shape.padding_ratio)
-    with torch.inference_mode():
-        _require(bench.gate(x, mask, candidate_first=True), "after weights were changed in place and put back")
+    require(bench.gate(bench.case(LAST_TRIAL)), "after weights were changed in place and put back")
 
 
-def _contract(bench: _Bench, found: dict[str, object]) -> None:
+def _contract(bench: _Bench, found: dict[str, Any]) -> None:
     """Look for the promises to the caller that honest code tends to break; a broken one is a finding, not a failure."""
-    findings: list[str] = []
-    found["contract"] = findings
     if bench.late("checks of the promises to the caller"):
         return
-    x, mask = bench.draw(400, bench.shape.padding_ratio)
-    # Drawn unpadded: zero rows that x's mask calls valid would make TF32 eager itself stray past the gate.
-    other, _ = bench.draw(401, 0.0)
-    ragged = mask.clone()
-    ragged[:, (mask.shape[1] + 1) // 2 :] = False
-
-    def holds(finding: str, check: Callable[[], bool]) -> None:
+    findings: list[str] = []
+    found["contract"] = findings
+    for index, (name, promise) in enumerate(PROMISES.items()):
+        if promise.cuda_only and bench.device != "cuda":
+            continue
+        case = bench.case(CONTRACT + 2 * index)
+        flipped = name == "weights loaded"
         try:
-            with torch.inference_mode():
-                kept = check()
-        except RuntimeError as error:
-            if is_oom(error):
+            if flipped:
+                checked(bench.subject("load", flipped=True))
+            kept = bench.gate(case, name, case.as_kind(promise.kind), flipped).passed
+        except CallFailed as error:
+            if error.status == "oom":
                 raise
-            kept = False  # CUDA graph trees refuse to read an output that a later call overwrote
+            if promise.may_refuse:
+                bench.notes.append(f"refused: {name} ({error})")
+                continue
+            kept = False
+        except WrongOutput:
+            kept = False
+        finally:
+            if flipped:
+                checked(bench.subject("load", flipped=False))
         if not kept:
-            findings.append(finding)
-
-    def kept_output() -> bool:
-        first = bench.forward(x, mask)
-        copy = first.clone()
-        bench.forward(other, mask)
-        return torch.equal(first, copy)
-
-    def updated_input() -> bool:
-        bench.forward(x, mask)
-        x.copy_(other)
-        return bench.compare(bench.forward(x, mask), bench.reference(x, mask), x, mask).passed
-
-    def changed_mask() -> bool:
-        bench.forward(x, mask)
-        mask.copy_(ragged)
-        return bench.compare(bench.forward(x, mask), bench.reference(x, mask), x, mask).passed
-
-    holds("the next call overwrites the output", kept_output)
-    holds("an input updated in place is not seen", updated_input)
-    holds("a mask changed in place is not seen", changed_mask)
+            findings.append(promise.finding)
+    if not checked(bench.subject("repeat", case=bench.case(CONTRACT + 50).as_dict()))["same"]:
+        bench.notes.append(UNSTABLE)

@@ -1,6 +1,7 @@
 """Whole runs on tiny shapes: what a dying worker costs, what an interruption keeps, what is left out and why."""
 
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from rooflane.eval import EvaluationError, ExitCode, evaluate, resume
 from rooflane.eval.campaign import Campaign
 from rooflane.eval.records import RECORDS_FILE
+from rooflane.eval.reveal import keep_seed
 from rooflane.eval.run import open_run
 from rooflane.shapes import Shape
 
@@ -40,8 +42,14 @@ def candidate(folder, name, body, head=""):
 
 
 def statuses(run):
-    """Return the status of every row by process, shape and arm."""
-    return {record.key: record.status for record in run.records()}
+    """Return the status of every row by process, shape and arm, copies and probes left out."""
+    kept = ("baseline", "candidate", "control", "reference")
+    return {record.key: record.status for record in run.records() if record.kind in kept}
+
+
+def arms_of(*candidates):
+    """Return the arms of a run with these candidates."""
+    return ("eager", *candidates, "identity", *(f"copy of {name}" for name in candidates), "noop", "anchor")
 
 
 @pytest.mark.slow
@@ -50,15 +58,15 @@ def test_every_row_is_written_with_its_measurement(tmp_path):
     mine = candidate(tmp_path, "mine", "return model(x, mask)")
     run = evaluate([A, B], mine, processes=2, runs_dir=tmp_path / "runs", on_event=events.append, **FAST)
     rows = run.records()
-    arms = ("eager", mine, "identity")
-    assert {row.key for row in rows} == {(p, s, arm) for p in range(2) for s in "ab" for arm in arms}
+    assert {row.key for row in rows} == {(p, s, arm) for p in range(2) for s in "ab" for arm in arms_of(mine)}
     assert all(row.status == "ok" and len(row.timing.event_ns) == 4 for row in rows)
+    assert all(not row.integrity for row in rows), [row.integrity for row in rows]
     assert all(row.setup_s > 0 and row.environment["torch"] for row in rows)
     # Process 0 checks everything, the others the accuracy trials; each draws its own weights and inputs.
     full = {row.process: bool(row.verification.truth) for row in rows if row.arm == mine}
     assert full == {0: True, 1: False}
     assert len({row.seeds["weights"] for row in rows}) == 4
-    assert (events[-1].done, events[-1].total) == (12, 12)
+    assert (events[-1].done, events[-1].total) == (24, 24)
     assert run.summary().exit_code() is ExitCode.COMPLETE
     assert run.summary().headlines[0].geomean.count == 2
 
@@ -101,6 +109,8 @@ def test_a_killed_worker_costs_only_the_row_at_hand(tmp_path):
     found = statuses(run)
     assert {key for key, status in found.items() if status != "ok"} == {(0, "b", mine), (1, "b", mine)}
     assert len(found) == 12
+    copies = {record.key[:2] for record in run.records() if record.kind == "copy" and record.status == "ok"}
+    assert copies == {(0, "a"), (1, "a")}
     (row,) = [row for row in run.records() if row.key == (0, "b", mine)]
     assert "SIGKILL" in row.reason
     assert "build" in row.reason
@@ -110,11 +120,11 @@ def test_a_killed_worker_costs_only_the_row_at_hand(tmp_path):
 def test_a_hanging_worker_is_ended_after_the_limit(tmp_path):
     mine = candidate(tmp_path, "mine", "time.sleep(3600)")
     started = time.monotonic()
-    run = evaluate([A], [mine], processes=1, runs_dir=tmp_path / "runs", arm_timeout_s=30, **FAST)
+    run = evaluate([A], [mine], processes=1, runs_dir=tmp_path / "runs", arm_timeout_s=8, **FAST)
     assert time.monotonic() - started < 300
     found = statuses(run)
     assert found == {(0, "a", mine): "error", (0, "a", "eager"): "ok", (0, "a", "identity"): "ok"}
-    assert "said nothing for 30 s at build" in run.records()[0].reason
+    assert "said nothing for 8 s at build" in run.records()[0].reason
 
 
 @pytest.mark.slow
@@ -122,19 +132,19 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path):
     mine = candidate(tmp_path, "mine", "return model(x, mask)")
 
     def interrupt(event):
-        if event.kind == "stage" and event.done >= 3:
+        if event.kind == "stage" and event.done >= 6:
             raise KeyboardInterrupt
 
     run = evaluate([A, B], [mine], processes=2, runs_dir=tmp_path / "runs", on_event=interrupt, **FAST)
     assert run.interrupted
     assert str(run.folder) in run.resume_hint()
     kept = (run.folder / RECORDS_FILE).read_bytes()
-    assert kept.count(b"\n") == 3
+    assert kept.count(b"\n") == 6
 
     again = resume(run.folder)
     data = (run.folder / RECORDS_FILE).read_bytes()
     assert data.startswith(kept)
-    assert data.count(b"\n") == 12
+    assert data.count(b"\n") == 24
     assert set(Counter(record.key for record in again.records()).values()) == {1}
     assert not again.interrupted
     size = len(data)
@@ -171,7 +181,7 @@ def test_killing_the_parent_ends_its_worker_and_loses_nothing_written(tmp_path):
     run = resume(folder)
     data = (folder / RECORDS_FILE).read_bytes()
     assert data.startswith(kept)
-    assert data.count(b"\n") == 6
+    assert data.count(b"\n") == 12
     assert set(statuses(run).values()) == {"ok"}
 
 
@@ -181,12 +191,16 @@ def test_a_torn_batch_is_measured_again_and_a_whole_one_is_not(tmp_path):
     run = evaluate([A, B], [mine], processes=1, runs_dir=tmp_path / "runs", **FAST)
     path = run.folder / RECORDS_FILE
     lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(lines[:5]) + lines[5][:40])
+    path.write_bytes(b"".join(lines[:11]) + lines[11][:40])
+    page = json.loads((run.folder / "run.json").read_text())
+    page["seed"] = None
+    (run.folder / "run.json").write_text(json.dumps(page))
+    keep_seed(run.folder, 5)
     resume(run.folder)
     again = path.read_bytes().splitlines(keepends=True)
-    assert again[:3] == lines[:3]
-    # The torn shape's arms were timed against an eager row that is lost: all three are there anew.
-    assert len(again) == 5 + 1 + 3
+    assert again[:6] == lines[:6]
+    # The torn shape's arms were timed against an eager row that is lost: all six are there anew.
+    assert len(again) == 11 + 1 + 6
     assert set(Counter(record.key for record in open_run(run.folder).records()).values()) == {1}
 
 

@@ -28,7 +28,7 @@ def case():
 def test_device_time_leaves_out_the_launch_gaps(case):
     clock = CudaClock()
     clock.window(many_small_kernels, [case] * 20)
-    events, host = clock.window(many_small_kernels, [case] * 20)
+    events, host = clock.window(many_small_kernels, [case] * 20)()
     spans = clock.spans(many_small_kernels, [case] * 20, sorted(host)[10])
     assert len(events) == len(host) == len(spans) == 20
     assert min(events) > 0
@@ -61,7 +61,11 @@ def test_a_run_on_the_gpu(tmp_path):
     eager = rows[0, "g", "eager"]
     assert eager.timing.device_ns
     assert len(eager.timing.host_ns) == 4
-    assert eager.telemetry["before"]["sm_mhz"] > 0
+    assert eager.telemetry["blocks"][0]["sm_mhz"] > 0
+    assert eager.timing.idle_ns
+    assert eager.timing.cold_ns
+    assert eager.timing.harness_ns
+    assert not any(row.integrity for row in rows.values()), [row.integrity for row in rows.values()]
     summary = run.summary()
     assert summary.exit_code() is ExitCode.COMPLETE
     assert summary.row("g").measured_regime == "launch"

@@ -6,9 +6,16 @@ import pytest
 import torch
 
 from rooflane.baseline import build_baseline
+from rooflane.dispatch import load_profile
+from rooflane.eval.arms import Arm
+from rooflane.eval.judge import Judge
+from rooflane.eval.launch import Buffer
+from rooflane.eval.outputs import SharedBytes, poison
+from rooflane.eval.promises import PROMISES
 from rooflane.eval.records import Verification
+from rooflane.eval.subject import Subject
 from rooflane.eval.truth import STRESSES
-from rooflane.eval.verify import poison, verify
+from rooflane.eval.verify import verify
 from rooflane.shapes import Shape
 
 CPU = torch.device("cpu")
@@ -23,15 +30,30 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def check(shape, wrap, level="full", **options) -> Verification:
-    """Verify `wrap(model)` against a second model with the same weights."""
-    model, reference = build_baseline(shape, CPU, 1), build_baseline(shape, CPU, 1)
-    return verify(wrap(model), model, reference, shape, CPU, seed=11, level=level, **options)
+def check(shape, wrap, level="full", models=None, **options) -> Verification:
+    """Verify `wrap(model)` against a second model with the same weights, both sides in this process."""
+    model, reference = models or (build_baseline(shape, CPU, 1), build_baseline(shape, CPU, 1))
+    buffer = Buffer()
+    try:
+        subject = Subject(shape, CPU, load_profile("cpu"), None, reference, SharedBytes(buffer.descriptor))
+        subject.adopt(Arm("mine", "candidate", forward=wrap(model), weights=model))
+        judge = Judge(reference, shape, CPU, [SharedBytes(buffer.descriptor)])
+
+        def ask_judge(op, **values):
+            return getattr(judge, op)(**(values | ({"buffer": 0} if "output" in values else {})))
+
+        def ask_subject(op, **values):
+            return getattr(subject, op)(arm="mine", **values)
+
+        return verify(ask_subject, ask_judge, shape, seed=11, level=level, **options)
+    finally:
+        buffer.close()
 
 
 def test_the_baseline_itself_passes_everything(tiny_shape):
     found = check(tiny_shape, lambda model: model)
     assert (found.status, found.reason, found.contract, found.notes) == ("ok", "", [], [])
+    assert found.contract_class == "pure"
     assert found.trials == 5
     assert found.gate.use == 0
     assert set(found.ragged) == {"padding 0.3", "one token", "holes", "no mask"}
@@ -136,10 +158,10 @@ def test_weights_packed_once_are_caught_when_they_change(tiny_shape):
 
 
 def test_weights_and_inputs_are_put_back_after_sharpening(tiny_shape):
-    model, reference = build_baseline(tiny_shape, CPU, 1), build_baseline(tiny_shape, CPU, 1)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    verify(model, model, reference, tiny_shape, CPU, seed=3)
-    for held in (model, reference):
+    models = build_baseline(tiny_shape, CPU, 1), build_baseline(tiny_shape, CPU, 1)
+    before = {name: value.clone() for name, value in models[0].state_dict().items()}
+    check(tiny_shape, lambda model: model, models=models)
+    for held in models:
         assert all(torch.equal(value, before[name]) for name, value in held.state_dict().items())
 
 
@@ -177,9 +199,78 @@ def test_broken_promises_are_findings_and_not_failures(tiny_shape):
 
     found = check(tiny_shape, one_buffer)
     assert (found.status, found.contract) == ("ok", ["the next call overwrites the output"])
+    assert found.contract_class == "contract-dependent"
     found = check(tiny_shape, by_identity)
-    assert found.status == "ok"
+    assert (found.status, found.contract_class) == ("ok", "contract-dependent")
     assert found.contract == ["an input updated in place is not seen", "a mask changed in place is not seen"]
+
+
+def test_an_answer_remembered_by_address_is_found(tiny_shape):
+    def by_address(model):
+        known = {}
+
+        def forward(x, mask=None):
+            key = x.data_ptr(), x._version
+            return known.setdefault(key, model(x, mask)).clone()
+
+        return forward
+
+    found = check(tiny_shape, by_address)
+    assert (found.status, found.contract_class) != ("ok", "pure")
+
+
+def test_weights_copied_at_the_first_call_are_found_when_loaded_anew(tiny_shape):
+    def packed(model):
+        own = build_baseline(tiny_shape, CPU, 1)
+        seen = []
+
+        def forward(x, mask=None):
+            queries = [parameter for name, parameter in model.named_parameters() if "q_proj" in name]
+            version = [parameter._version for parameter in queries]
+            if seen != version:
+                seen[:] = version
+                for name, parameter in own.named_parameters():
+                    if "q_proj" in name:
+                        parameter.data.copy_(dict(model.named_parameters())[name])
+            return own(x, mask)
+
+        return forward
+
+    found = check(tiny_shape, packed)
+    assert found.contract == [PROMISES["weights loaded"].finding]
+
+
+def test_an_answer_that_varies_is_noted(tiny_shape):
+    def unsteady(model):
+        calls = []
+
+        def forward(x, mask=None):
+            calls.append(1)
+            return model(x, mask) + 1e-6 * len(calls)
+
+        return forward
+
+    found = check(tiny_shape, unsteady)
+    assert found.status == "ok"
+    assert any("different bytes" in note for note in found.notes)
+
+
+def test_a_layout_that_is_refused_is_noted_and_one_that_is_misread_is_a_finding(tiny_shape):
+    def refusing(model):
+        def forward(x, mask=None):
+            if not x.is_contiguous():
+                raise ValueError("built for contiguous inputs")
+            return model(x, mask)
+
+        return forward
+
+    def misreading(model):
+        return lambda x, mask=None: model(x.as_strided(x.shape, torch.empty(x.shape).stride()), mask)
+
+    found = check(tiny_shape, refusing)
+    assert found.contract_class == "pure"
+    assert any("refused: other strides" in note for note in found.notes)
+    assert check(tiny_shape, misreading).contract == [PROMISES["other strides"].finding]
 
 
 def test_half_precision_is_judged_against_fp64():
@@ -206,15 +297,6 @@ def test_checks_beyond_the_deadline_are_noted_and_one_trial_always_runs(tiny_sha
     assert (found.status, found.trials) == ("ok", 1)
     assert any("accuracy trials after number 1 not run" in note for note in found.notes)
     assert any("stress" in note for note in found.notes)
-
-
-def test_the_candidate_goes_first_on_every_other_trial(tiny_shape):
-    order = []
-    model, reference = build_baseline(tiny_shape, CPU, 1), build_baseline(tiny_shape, CPU, 1)
-    reference.register_forward_hook(lambda *_: order.append("reference"))
-    model.register_forward_hook(lambda *_: order.append("candidate"))
-    verify(model, model, reference, tiny_shape, CPU, seed=1, trials=4, level="trials")
-    assert order == ["candidate", "reference", "reference", "candidate"] * 2
 
 
 def test_poisoned_memory_is_what_the_next_allocation_gets():

@@ -1,0 +1,150 @@
+"""What a worker can see of tampering in its own process: replaced functions, changed flags, new threads.
+
+A candidate shares its worker's interpreter, so none of this stops one that is written to evade it; the judge in
+another process, the parent's wall clock and the fingerprints do not depend on it. It names what honest mistakes and
+ordinary cheats leave behind.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+
+CANDIDATE_MODULE = "rooflane_candidate_"
+# Functions the harness measures and compares with; each is watched by identity and by its code.
+WATCHED: tuple[tuple[Any, tuple[str, ...]], ...] = (
+    (time, ("perf_counter", "perf_counter_ns", "monotonic", "time", "time_ns", "sleep")),
+    (statistics, ("median", "fmean")),
+    (builtins, ("type", "isinstance", "len", "sum", "min", "max", "abs", "__import__")),
+    (torch, ("equal", "isfinite", "allclose", "mv", "empty", "empty_like", "randn", "rand", "randint", "Generator")),
+    (torch.Tensor, ("data_ptr", "copy_", "clone", "cpu", "to", "float", "untyped_storage", "reshape", "__eq__")),
+    (torch.cuda, ("Event", "Stream", "synchronize", "current_stream", "_sleep")),
+    (torch.cuda.Event, ("record", "elapsed_time", "synchronize", "query", "wait")),
+    (torch.cuda.Stream, ("synchronize", "wait_stream", "record_event")),
+    (torch.nn.Module, ("__call__", "_call_impl", "state_dict", "load_state_dict")),
+)
+DIGEST_BYTES = 1 << 26
+# Any odd multiplier and any constant will do: neighbouring places must get unrelated weights.
+ODD = 0x1E3779B97F4A7C15
+MIX = 0x2545F4914F6CDD1D
+MASK = (1 << 63) - 1
+_arange = torch.arange
+WATCHED_PACKAGES = ("rooflane.eval.", "rooflane.baseline.")
+
+
+class ProcessState:
+    """A worker's functions, flags and processes at one moment; `changes` compares them with now."""
+
+    def __init__(self) -> None:
+        self._functions = _functions()
+        self._flags = flags()
+
+    def changes(self) -> list[str]:
+        """Return one line for each function that is another now, each import hook of the candidate's, each flag."""
+        now = _functions()
+        lines = [
+            f"{name} was replaced while the candidate ran"
+            for name, mark in self._functions.items()
+            if now.get(name) != mark
+        ]
+        for finder in sys.meta_path:
+            home = getattr(finder, "__module__", "") or ""
+            if home.startswith(CANDIDATE_MODULE):
+                lines.append(f"the candidate put an import hook in place ({type(finder).__name__})")
+        current = flags()
+        lines += [
+            f"the candidate changed {name} from {value} to {current[name]}"
+            for name, value in self._flags.items()
+            if current[name] != value
+        ]
+        return lines
+
+
+def flags() -> dict[str, Any]:
+    """Return the global switches that decide how fast and how exactly torch computes."""
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    return {
+        "the default dtype": str(torch.get_default_dtype()),
+        "the number of threads": torch.get_num_threads(),
+        "the float32 matmul precision": torch.get_float32_matmul_precision(),
+        "TF32 in matmul": cuda.matmul.allow_tf32,
+        "TF32 in cuDNN": cudnn.allow_tf32,
+        "cuDNN": cudnn.enabled,
+        "cuDNN's determinism": cudnn.deterministic,
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "reduced precision in half matmul": str(cuda.matmul.allow_fp16_reduced_precision_reduction),
+        "flash attention": cuda.flash_sdp_enabled(),
+        "memory-efficient attention": cuda.mem_efficient_sdp_enabled(),
+        "math attention": cuda.math_sdp_enabled(),
+    }
+
+
+def thread_count() -> int:
+    """Return this process's threads as the system counts them; 0 where it does not say."""
+    return _count(Path("/proc/self/task"))
+
+
+def child_count() -> int:
+    """Return the processes this one has started and that still run, as the system counts them."""
+    total = 0
+    for task in Path("/proc/self/task").glob("*/children"):
+        try:
+            total += len(task.read_text().split())
+        except OSError:
+            continue
+    return total
+
+
+def digest(tensor: torch.Tensor) -> int:
+    """Return a number that depends on every bit of a tensor and its place, the same on every device."""
+    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    total = 0
+    for start in range(0, flat.numel(), DIGEST_BYTES):
+        part = flat[start : start + DIGEST_BYTES]
+        if part.numel() % 4 == 0 and part.storage_offset() % 4 == 0:
+            part = part.view(torch.int32)
+        mixed = (_arange(1, 1 + part.numel(), device=part.device) * ODD) ^ MIX
+        total ^= (int((part * mixed).sum()) * (2 * start + 1)) & MASK
+    return total
+
+
+def _count(folder: Path) -> int:
+    try:
+        return len(os.listdir(folder))
+    except OSError:
+        return 0
+
+
+def _functions() -> dict[str, Any]:
+    """Return a mark of every watched function: the object's identity and, of Python functions, its code's."""
+    marks: dict[str, Any] = {}
+    for owner, names in WATCHED:
+        home = owner.__name__
+        for name in names:
+            if hasattr(owner, name):
+                marks[f"{home}.{name}"] = _mark(getattr(owner, name))
+    for module_name, module in list(sys.modules.items()):
+        if module_name.startswith(WATCHED_PACKAGES) and isinstance(module, ModuleType):
+            marks[module_name] = id(module)
+            for name, value in list(vars(module).items()):
+                if callable(value):
+                    marks[f"{module_name}.{name}"] = _mark(value)
+                if isinstance(value, type) and value.__module__ == module_name:
+                    for method, function in list(vars(value).items()):
+                        if isinstance(function, FunctionType):
+                            marks[f"{module_name}.{name}.{method}"] = _mark(function)
+    return marks
+
+
+def _mark(value: Callable) -> tuple[int, int]:
+    code = getattr(value, "__code__", None)
+    return id(value), hash(code.co_code) if isinstance(code, CodeType) else 0
