@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from rooflane.eval.commands import audit, device, evaluate, plan, reports, rules
+from rooflane.eval.commands import audit, device, evaluate, export, new, plan, reports, rules, submit
 from rooflane.eval.exit_codes import ExitCode
 
 DEBUG = "--debug"
@@ -24,9 +24,12 @@ app.command("eval")(evaluate.eval_command)
 app.command("classify")(plan.classify_command)
 app.command("route")(plan.route_command)
 app.add_typer(rules.app, name="rules")
+app.add_typer(new.app, name="new")
 app.command("families")(plan.families_command)
 app.command("probe")(device.probe_command)
 app.command("profile")(device.profile_command)
+app.command("submit")(submit.submit_command)
+app.command("export")(export.export_command)
 app.command("report")(reports.report_command)
 app.command("compare")(reports.compare_command)
 app.command("audit-gate")(audit.audit_gate_command)

@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Any
 
 from rooflane.eval.channel import LINE_BYTES
-from rooflane.eval.forkserver import fork_server
+from rooflane.eval.forkserver import ForkServerError, fork_server
 
 POLL_S = 0.5
 # What is kept of a worker's output for the reason of a crash; a candidate may print without end.
@@ -190,13 +190,18 @@ class _Forked:
         self._status: int | None = None
 
     def poll(self) -> int | None:
-        if self._status is None:
-            self._status = self._server.poll(self.pid)
-        return self._status
+        return self._ask(wait=False)
 
     def wait(self) -> int:
+        return self._ask(wait=True)
+
+    def _ask(self, *, wait: bool) -> int | None:
         if self._status is None:
-            self._status = self._server.poll(self.pid, wait=True)
+            try:
+                self._status = self._server.poll(self.pid, wait=wait)
+            except (OSError, ForkServerError):
+                # Its server was ended, and its workers with it.
+                self._status = -signal.SIGKILL
         return self._status
 
 

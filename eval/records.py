@@ -126,6 +126,16 @@ class Prediction(BaseModel):
     candidates: dict[str, dict[str, Any]]
 
 
+class RulesUsed(BaseModel):
+    """The rule table of a run: where it was found, the digest of its rows, and the rows themselves as TOML."""
+
+    model_config = _CONFIG
+
+    source: str
+    digest: str
+    text: str
+
+
 class RunMeta(BaseModel):
     """The run's own page: settings, shapes, predictions and the profile they were made with."""
 
@@ -150,6 +160,7 @@ class RunMeta(BaseModel):
     profile: dict[str, Any]
     price_per_hour: float | None
     predictions: list[Prediction]
+    rules: RulesUsed | None = Field(default=None, description="None in runs of before tables were recorded")
 
     def shape_list(self) -> list[Shape]:
         """Return the run's shapes, in file order."""

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rooflane.eval.exit_codes import EvaluationError
+from rooflane.eval.render import render
 from rooflane.eval.summary import Summary
 from rooflane.eval.tables import Table, all_tables, environment_line, headline_lines, oversize_table, speed_table
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render_terminal(summary: Summary, console: Console) -> None:
@@ -40,16 +39,8 @@ def render_terminal(summary: Summary, console: Console) -> None:
 
 def render_markdown(summary: Summary) -> str:
     """Return the whole report as Markdown; the same records give the same bytes."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    return environment.get_template("report.md.j2").render(
+    return render(
+        "report.md.j2",
         meta=summary.meta,
         headlines=headline_lines(summary),
         tables=[(table.title, _markdown(table)) for table in all_tables(summary)],

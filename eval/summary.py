@@ -6,12 +6,15 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean, median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rooflane.eval.exit_codes import ExitCode
 from rooflane.eval.records import EAGER, Record, RunMeta
 from rooflane.eval.stats import Interval, TimesError, median_ns, paired_log_ratio, t_interval
 from rooflane.shapes import Shape
+
+if TYPE_CHECKING:
+    from rooflane.eval.ranking import Place
 
 NULL = "identity"
 REFERENCE = "chunked_reference"
@@ -106,6 +109,7 @@ class Summary:
     headlines: tuple[Headline, ...]
     environment: dict[str, Any]
     missing: int
+    ranking: tuple[Place, ...] = ()
 
     def row(self, shape_id: str) -> ShapeRow:
         """Return a shape's row."""
@@ -156,6 +160,7 @@ class Summary:
             "quick": self.meta.settings["quick"],
             "processes": self.meta.settings["processes"],
             "headlines": [asdict(headline) for headline in self.headlines],
+            "ranking": [asdict(place) for place in self.ranking],
             "shapes": [asdict(row) for row in self.rows],
             "missing_rows": self.missing,
             "problems": self.problems(),
@@ -168,6 +173,8 @@ _SAID = {"incorrect": "wrong", "error": "in error", "oom": "out of memory", "uns
 
 def summarise(meta: RunMeta, records: Iterable[Record]) -> Summary:
     """Compute every figure of a run from its page and its rows; pure and deterministic."""
+    from rooflane.eval.ranking import rank
+
     by_cell: dict[tuple[str, str], dict[int, Record]] = {}
     for record in records:
         by_cell.setdefault((record.shape_id, record.arm), {})[record.process] = record
@@ -184,6 +191,7 @@ def summarise(meta: RunMeta, records: Iterable[Record]) -> Summary:
             for process in range(meta.settings["processes"])
             for arm in meta.planned(process, row.shape.id)
         ),
+        ranking=rank(meta, rows, by_cell),
     )
 
 

@@ -35,7 +35,7 @@ def all_tables(summary: Summary) -> list[Table]:
     tables = []
     for candidate in summary.meta.candidates:
         tables += [speed_table(summary, candidate), clock_table(summary, candidate)]
-    tables += [oversize_table(summary), prediction_table(summary), finding_table(summary)]
+    tables += [ranking_table(summary), oversize_table(summary), prediction_table(summary), finding_table(summary)]
     tables += [not_run_table(summary), failure_table(summary)]
     return [table for table in tables if table.rows]
 
@@ -106,6 +106,26 @@ def clock_table(summary: Summary, candidate: str) -> Table:
         note="use: worst error in units of the tolerance, above 1 fails; calls: rounds x repeats, * shrunk to the time "
         "budget; tokens: valid ones only",
     )  # fmt: skip
+
+
+def ranking_table(summary: Summary) -> Table:
+    """Return the candidates from the fastest on, those that cannot be told apart on one rank."""
+    rows = [
+        (
+            NONE if place.rank is None else f"{place.rank}{'=' if place.shared else ''}",
+            place.candidate,
+            place.why or ", ".join(place.like) or NONE,
+            interval(place.behind) if place.behind else NONE,
+        )
+        for place in summary.ranking
+    ]
+    return Table(
+        title="Ranking of the candidates by event time",
+        columns=("rank", "candidate", "not told apart from", "time over the first's [95%]"),
+        rows=tuple(rows),
+        left=3,
+        note="=: shares the rank, the paired interval with the first of it holds 1; without a rank: why",
+    )
 
 
 def oversize_table(summary: Summary) -> Table:

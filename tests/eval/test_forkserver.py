@@ -1,0 +1,82 @@
+"""The fork server and its workers: one start for many workers, each with an end of its own."""
+
+import os
+import signal
+import sys
+
+import pytest
+
+from rooflane.eval import forkserver
+from rooflane.eval.launch import Buffer, Crash, WorkerProcess
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux")
+
+
+@pytest.fixture
+def worker(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    buffer = Buffer()
+    started = WorkerProcess("mine", (buffer,), timeout_s=60)
+    yield started
+    started.end()
+    buffer.close()
+
+
+def hello(worker):
+    return worker.ask("hello", device="cpu", profile=None, rules=None, describe=False)
+
+
+@pytest.mark.slow
+def test_workers_share_one_server_and_nothing_else(worker):
+    server = forkserver.fork_server()
+    buffer = Buffer()
+    other = WorkerProcess("other", (buffer,), timeout_s=60)
+    try:
+        assert forkserver.fork_server() is server
+        assert len({worker.pid, other.pid, server.pid, os.getpid()}) == 4
+        os.kill(other.pid, signal.SIGKILL)
+        with pytest.raises(Crash, match="SIGKILL"):
+            hello(other)
+        assert "failed" in hello(worker), "no profile was given; the worker lives and says so"
+        assert server.alive()
+    finally:
+        other.end()
+        buffer.close()
+
+
+@pytest.mark.slow
+def test_the_server_has_one_thread_and_knows_no_seed(worker):
+    server = forkserver.fork_server()
+    assert len(os.listdir(f"/proc/{server.pid}/task")) == 1
+    with open(f"/proc/{server.pid}/cmdline") as file:
+        assert "seed" not in file.read()
+
+
+@pytest.mark.slow
+def test_other_variables_mean_another_server(worker, monkeypatch):
+    first = forkserver.fork_server()
+    monkeypatch.setenv("ROOFLANE_TEST_VARIABLE", "1")
+    second = forkserver.fork_server()
+    assert second is not first
+    assert not first.alive()
+
+
+@pytest.mark.slow
+def test_workers_start_afresh_where_none_can_be_forked(monkeypatch):
+    monkeypatch.setattr(forkserver, "available", lambda: False)
+    buffer = Buffer()
+    started = WorkerProcess("mine", (buffer,), timeout_s=120)
+    try:
+        assert forkserver.fork_server() is None
+        assert "failed" in hello(started)
+    finally:
+        started.end()
+        buffer.close()
+
+
+@pytest.mark.slow
+def test_lines_that_answer_nothing_are_noted_and_passed_over(worker):
+    worker._partial = b'{"answers": 1, "event_ns": [1]}\nno json\n'
+    assert "failed" in hello(worker)
+    assert len(worker.forged) == 2
+    assert "nothing that was asked" in worker.forged[0]
