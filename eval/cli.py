@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from rooflane.eval.commands import device, evaluate, plan, reports, rules
+from rooflane.eval.commands import device, evaluate, plan, reports, rules, statistics
 from rooflane.eval.exit_codes import ExitCode
 
 DEBUG = "--debug"
@@ -29,6 +29,9 @@ app.command("probe")(device.probe_command)
 app.command("profile")(device.profile_command)
 app.command("report")(reports.report_command)
 app.command("compare")(reports.compare_command)
+app.command("plan")(statistics.plan_command)
+app.command("price")(statistics.price_command)
+app.command("seal")(statistics.seal_command)
 app.command("doctor")(device.doctor_command)
 
 

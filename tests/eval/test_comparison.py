@@ -26,8 +26,8 @@ def test_two_runs_are_compared_by_welch(tmp_path, stored_run, full_rows):
     assert found.verdict == "faster"
 
 
-def test_equal_arms_are_not_distinguishable(tmp_path, stored_run):
-    assert compare("identity", "identity", run=stored_run).verdict == "not distinguishable"
+def test_equal_arms_are_equivalent(stored_run):
+    assert compare("identity", "identity", run=stored_run).verdict == "equivalent"
 
 
 def test_a_shape_only_one_side_has_takes_the_mean_away(tmp_path, stored_run, make_record):

@@ -38,7 +38,9 @@ def test_speedup_interval_null_and_controls_stand_in_one_row(stored_run, render)
     assert "2x [2, 2]" in row
     assert "1.25x" in row
     assert row.index("2x [2, 2]") < row.index("1x") < row.index("1.25x")
-    assert "geometric mean 2x [2, 2] over 2 shapes, by process 2x, 2x, 2x" in text
+    text = " ".join(text.split())
+    assert "geometric mean 2x [2, 2] over 2 of 2 shapes, floor 0.00% (provisional)" in text
+    assert "by process 2x, 2x, 2x, 2x, 2x, 2x; null 1x [1, 1]" in text
 
 
 def test_failures_and_skips_are_listed_with_their_reasons(make_meta, full_rows, make_record, stored_run):
