@@ -80,8 +80,9 @@ def find_contamination(rounds: Rounds) -> Contamination:
 def _outliers(rounds: Rounds, arm: str, places: list[Place]) -> list[tuple[Place, int]]:
     """Return the blocks in which a watching arm lies beyond the campaign's median by 5 MAD.
 
-    Each block is held against the median of its own shape over the whole campaign: what ran before leaves another
-    cache to each shape, and that is no disturbance. The spread is the whole campaign's.
+    Each block is first divided by its own shape's lower quartile over the campaign: what ran before leaves another
+    cache to each shape, and that is no disturbance; a quartile, because a disturbance slows, and may do so in half of
+    a shape's few blocks.
     """
     blocks: dict[str, dict[tuple[int, int], float]] = {}
     for shape, process in places:
@@ -90,19 +91,21 @@ def _outliers(rounds: Rounds, arm: str, places: list[Place]) -> list[tuple[Place
             first, second = medians[2 * block : 2 * block + 2]
             if first is not None and second is not None:
                 blocks.setdefault(shape, {})[process, block] = (first + second) / 2
-    centres = {shape: median(values.values()) for shape, values in blocks.items()}
-    away = {
-        (shape, process, block): abs(value - centres[shape])
+    usual = {shape: sorted(values.values())[len(values) // 4] for shape, values in blocks.items()}
+    scaled = {
+        (shape, process, block): value / usual[shape]
         for shape, values in blocks.items()
         for (process, block), value in values.items()
     }
-    if not away:
+    if not scaled:
         return []
-    spread = median(away.values())
+    centre = median(scaled.values())
+    spread = median(abs(value - centre) for value in scaled.values())
+    tick = TICK_NS if arm == NOOP else 0
     return [
         ((shape, process), block)
-        for (shape, process, block), distance in away.items()
-        if distance > max(MADS * spread, LEAST_SHARE * centres[shape], TICK_NS if arm == NOOP else 0)
+        for (shape, process, block), value in scaled.items()
+        if abs(value - centre) > max(MADS * spread, LEAST_SHARE * centre, tick / usual[shape])
     ]
 
 
