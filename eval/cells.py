@@ -82,7 +82,6 @@ def make_cell(measured: Measured, shape: str, name: str) -> Cell:
     status, reason = worst.status, worst.reason
     if status == "ok" and timed and len(medians) < len(timed):
         status, reason = "error", "a call was timed at zero or less, which no real call takes"
-    device = spread(median(timing.device_ns) for timing in timed if timing.device_ns)
     cell = Cell(
         arm=name,
         kind=worst.kind,
@@ -91,13 +90,13 @@ def make_cell(measured: Measured, shape: str, name: str) -> Cell:
         processes=len(timed),
         event_ms=event,
         host_ms=spread(median(sum(timing.host_ns, [])) for timing in timed if any(timing.host_ns)),
-        device_ms=device,
+        device_ms=spread(median(timing.device_ns) for timing in timed if timing.device_ns),
         idle_ms=spread(median(timing.idle_ns) for timing in timed if timing.idle_ns),
         cold_ms=spread(median(timing.cold_ns) for timing in timed if timing.cold_ns),
         rotating_ms=spread(median(timing.rotating_ns) for timing in timed if timing.rotating_ns),
         harness_ms=spread(median(timing.harness_ns) for timing in timed if timing.harness_ns),
         speedup=_speedup(measured, shape, name),
-        launch_share=launch_share(event and event.median, device and device.median),
+        launch_share=launch_share(timed),
         use=max((check.gate.use for check in checks if check.gate), default=None),
         setup_s=max((row.setup_s for row in rows if row.setup_s is not None), default=None),
         counts=_counts(timed),

@@ -14,11 +14,17 @@ from rooflane.eval.stats import TimesError, median_ns
 AGREEMENT = 0.02
 
 
-def launch_share(event: float | None, device: float | None) -> float | None:
-    """Return the share of a call's event time in which the device had nothing to do; None without a device clock."""
-    if not event or device is None:
-        return None
-    return max(0.0, 1 - device / event)
+def launch_share(timings: Iterable[Timing]) -> float | None:
+    """Return the share of a call's event time in which the device had nothing to do; None without a device clock.
+
+    Only processes that read both clocks count: another one's event time is another machine's mood.
+    """
+    shares = [
+        1 - median(timing.device_ns) / median(value for part in timing.event_ns for value in part)
+        for timing in timings
+        if timing.device_ns and any(timing.event_ns)
+    ]
+    return max(0.0, median(shares)) if shares else None
 
 
 def hidden_ns(arm: Iterable[Timing], null: Iterable[Timing]) -> float | None:

@@ -51,5 +51,6 @@ def rounds_of(records: Iterable[Record]) -> Rounds:
         times.setdefault((record.shape_id, record.arm), {})[record.process] = medians
         blocks = record.telemetry.get("blocks")
         if blocks and (record.arm == EAGER or (record.shape_id, record.process) not in telemetry):
-            telemetry[record.shape_id, record.process] = blocks
+            # A reading that failed is no evidence either way.
+            telemetry[record.shape_id, record.process] = [state or {} for state in blocks]
     return Rounds(times, telemetry)

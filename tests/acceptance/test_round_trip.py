@@ -8,7 +8,7 @@ import pytest
 
 from rooflane.eval import EvaluationError, compare, open_run, render_markdown
 from rooflane.eval.digest import DIGEST_FILE, SEALED_FILES, seal
-from rooflane.eval.nulls import NULLS_FILE, read_nulls, store_path
+from rooflane.eval.nulls import NULLS_FILE, append_nulls, read_nulls, store_path
 from rooflane.eval.records import ANCHOR, COPY_PREFIX, EAGER, NOOP, RECORDS_FILE, RUN_FILE
 from rooflane.eval.run import create_run
 from rooflane.eval.summary import summarise
@@ -67,10 +67,9 @@ def test_a_report_made_anew_is_the_same_to_the_byte(finished, tmp_path):
     moved = tmp_path / "elsewhere"
     shutil.copytree(finished.folder, moved)
     # Later campaigns leave nulls in the store; the floor of a finished run does not follow them.
-    for _ in range(30):
-        finished_nulls = [null.model_copy(update={"run": f"later {_}", "log": 0.3}) for null in finished.nulls()]
-        with store_path().open("a") as file:
-            file.writelines(null.model_dump_json() + "\n" for null in finished_nulls)
+    for index in range(30):
+        later = [null.model_copy(update={"run": f"later {index}", "log": 0.3}) for null in finished.nulls()]
+        append_nulls(store_path(), later)
     assert render_markdown(open_run(moved).summary()) == first
     assert "FASTER" in first
 
@@ -133,9 +132,7 @@ def test_a_finished_run_leaves_two_nulls_once(finished):
 
 def test_nineteen_stored_nulls_make_the_floor_of_a_later_run(tmp_path, rng, draw, rows_from, meta, finished):
     own = finished.nulls()
-    stored = [
-        null.model_copy(update={"run": f"run {i}", "log": 0.001 * (i + 1)}) for i in range(19) for null in own[:1]
-    ]
+    stored = [own[0].model_copy(update={"run": f"run {i}", "log": 0.001 * (i + 1)}) for i in range(19)]
     store_path().write_text("".join(null.model_dump_json() + "\n" for null in stored))
     run = create_run(tmp_path / "later", meta.model_copy(update={"id": "later"}))
     run.append(rows_from(draw(rng, gain=0.1, processes=6, shapes=3, rounds=4)))
