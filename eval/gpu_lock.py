@@ -16,6 +16,15 @@ from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.state import STATE_VARIABLE, state_dir
 
 
+def device_key(device: str) -> str:
+    """Return what a device is locked by: the GPU's UUID, which no CUDA_VISIBLE_DEVICES renames, or `cpu`."""
+    if device == "cpu":
+        return device
+    from rooflane.eval.environment import gpu_uuid
+
+    return gpu_uuid() or device
+
+
 @contextmanager
 def campaign_lock(device_key: str, run: str) -> Iterator[Path]:
     """Hold a device for one campaign; yields the lock's file.
