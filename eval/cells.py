@@ -16,7 +16,7 @@ from rooflane.eval.floor import Floors
 from rooflane.eval.price import break_even_calls, price_interval, price_per_1e9, throughput
 from rooflane.eval.records import ANCHOR, COPY_PREFIX, EAGER, NOOP, Record, RunMeta, Timing
 from rooflane.eval.rounds import Rounds
-from rooflane.eval.stats import Interval, TimesError, median_ns, t_interval
+from rooflane.eval.stats import Interval, TimesError, median_ns, paired_log_ratio, t_interval
 from rooflane.eval.verdict import Verdict, judge
 
 # An arm is as bad as its worst process: one failure among eight is a failure.
@@ -65,6 +65,24 @@ def process_medians(records: Mapping[int, Record]) -> dict[int, float]:
         except TimesError:
             continue
     return medians
+
+
+def log_ratios(base: Mapping[int, Record], arm: Mapping[int, Record]) -> dict[int, float]:
+    """Return each process's log-ratio of two arms timed beside each other, positive where `arm` is faster.
+
+    A process in which either was not timed, or shows an impossible time, has none. For rows outside a campaign's own
+    estimates; those go through `shape_logs`, which also knows the dropped blocks.
+    """
+    ratios = {}
+    for process in sorted(base.keys() & arm.keys()):
+        first, second = base[process].timing, arm[process].timing
+        if first is None or second is None:
+            continue
+        try:
+            ratios[process] = paired_log_ratio(first.event_ns, second.event_ns)
+        except TimesError:
+            continue
+    return ratios
 
 
 def make_cell(measured: Measured, shape: str, name: str) -> Cell:

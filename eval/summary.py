@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from rooflane.eval.assess import Assessment
-from rooflane.eval.cells import Measured, judged, make_cell, process_medians
+from rooflane.eval.cells import Measured, judged, log_ratios, make_cell, process_medians
 from rooflane.eval.evidence import Evidence
 from rooflane.eval.figures import (
     LAUNCH_SHARE,
@@ -35,6 +35,7 @@ __all__ = [
     "Spread",
     "Summary",
     "campaign_nulls",
+    "log_ratios",
     "process_medians",
     "summarise",
 ]

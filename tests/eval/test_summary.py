@@ -6,7 +6,7 @@ import pytest
 
 from rooflane.eval.exit_codes import ExitCode
 from rooflane.eval.records import Verification
-from rooflane.eval.summary import summarise
+from rooflane.eval.summary import log_ratios, summarise
 from rooflane.shapes import Shape
 
 A = Shape("a", 2, 8, 16, 2, 16, 1)
@@ -165,3 +165,14 @@ def test_no_number_of_the_summary_is_nan(meta, full_rows):
     text = str(summarise(meta, full_rows(meta, {"mine": 2.0})).as_dict())
     assert "nan" not in text.lower().replace("tenant", "")
     assert math.isfinite(summarise(meta, full_rows(meta, {"mine": 2.0})).headlines[0].geomean.centre)
+
+
+def test_rows_timed_beside_each_other_have_a_log_ratio_a_process(make_record):
+    base = {process: make_record(A, process, "eager", (4000, 4000)) for process in range(3)}
+    arm = {
+        0: make_record(A, 0, "mine", (1000, 4000)),
+        1: make_record(A, 1, "mine", (0, 1000)),
+        2: make_record(A, 2, "mine", None),
+    }
+    # Two rounds, 4x and 1x: their geometric mean is 2x; a time of zero and a missing one have no ratio.
+    assert log_ratios(base, arm) == {0: pytest.approx(math.log(2))}
