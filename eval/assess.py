@@ -11,7 +11,7 @@ from rooflane.eval.figures import NULL
 from rooflane.eval.floor import Floors, find_floors
 from rooflane.eval.records import COPY_PREFIX, EAGER
 from rooflane.eval.rounds import Rounds
-from rooflane.eval.verdict import MARGIN, Judgement, Verdict, judge_campaign
+from rooflane.eval.verdict import LEAST_PROCESSES, MARGIN, Judgement, Verdict, judge_campaign
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ def assess(
     floors = find_floors(nulls.values(), stored.geomean, stored.shapes)
     contaminated = contamination.describe() if contamination.too_much else floors.broken
     if found.geomean is None:
-        judgement = Judgement(Verdict.NONE, contaminated or "the candidate was not timed on every shape and process")
-        if contamination.too_much and len(processes) and not quick:
-            judgement = Judgement(Verdict.CONTAMINATED, contaminated)
+        condemned = contamination.too_much and not quick and len(processes) >= LEAST_PROCESSES
+        verdict = Verdict.CONTAMINATED if condemned else Verdict.NONE
+        judgement = Judgement(verdict, contaminated or "the candidate was not timed on every shape in every process")
     else:
         judgement = judge_campaign(
             found.geomean,

@@ -52,7 +52,8 @@ def paired_log_ratio(base: Sequence[Sequence[int]], arm: Sequence[Sequence[int]]
     Rounds come in mirrored pairs, the second in reversed order, so a linear drift of the machine cancels within a
     pair. Raises `TimesError` on an odd or unequal number of rounds and on impossible times.
     """
-    return block_mean([median_ns(part) for part in base], [median_ns(part) for part in arm]) or 0.0
+    logs = block_mean([median_ns(part) for part in base], [median_ns(part) for part in arm])
+    return 0.0 if logs is None else logs
 
 
 def block_mean(

@@ -176,3 +176,25 @@ def test_rows_timed_beside_each_other_have_a_log_ratio_a_process(make_record):
     }
     # Two rounds, 4x and 1x: their geometric mean is 2x; a time of zero and a missing one have no ratio.
     assert log_ratios(base, arm) == {0: pytest.approx(math.log(2))}
+
+
+@pytest.mark.parametrize(
+    ("processes", "quick", "verdict"), [(6, False, "contaminated"), (3, False, "none"), (6, True, "none")]
+)
+@pytest.mark.parametrize("blocks", [1, 4])
+def test_a_disturbed_machine_has_its_own_verdict_and_exit_code(make_meta, full_rows, processes, quick, verdict, blocks):
+    meta = make_meta([A, B], processes=processes, quick=quick)
+    busy, calm = ({"sm_mhz": 1980, "throttle": [], "other_processes": count} for count in (1, 0))
+    rows = []
+    for row in full_rows(meta, {"mine": 2.0}):
+        # One block of four rounds' two is a half, well over a fifth; or every block there is.
+        event = row.timing.event_ns * 2 if blocks == 1 else row.timing.event_ns
+        telemetry = {"blocks": [busy, calm] if blocks == 1 else [busy]}
+        timing = row.timing.model_copy(update={"event_ns": event})
+        rows.append(row.model_copy(update={"timing": timing, "telemetry": telemetry}))
+    summary = summarise(meta, rows)
+    (headline,) = summary.headlines
+    assert headline.verdict == verdict
+    assert summary.exit_code() is (ExitCode.CONTAMINATED if verdict == "contaminated" else ExitCode.COMPLETE)
+    assert summary.contamination.too_much
+    assert all(row.cells["mine"].verdict == "none" for row in summary.rows)
