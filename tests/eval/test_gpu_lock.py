@@ -7,12 +7,15 @@ import sys
 
 import pytest
 
+from rooflane.eval import evaluate
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.gpu_lock import campaign_lock
+from rooflane.shapes import Shape
 
 HOLDER = """
 import sys, time
 from rooflane.eval.gpu_lock import campaign_lock
+from rooflane.shapes import Shape
 with campaign_lock(sys.argv[1], sys.argv[2]):
     print("held", flush=True)
     time.sleep(600)
@@ -77,3 +80,11 @@ def test_a_folder_that_cannot_be_written_is_one_paragraph(tmp_path, monkeypatch)
 def test_odd_device_names_stay_inside_the_folder(tmp_path):
     with campaign_lock("../MIG/one two", "run") as path:
         assert path.parent == tmp_path / "state"
+
+
+def test_a_second_campaign_is_refused_before_anything_runs_or_is_written(tmp_path):
+    shape = Shape("a", 2, 8, 16, 2, 16, 1)
+    with campaign_lock("cpu", "the first"):
+        with pytest.raises(EvaluationError, match="cpu is taken by process .* with run the first"):
+            evaluate([shape], "dispatched", device="cpu", profile="cpu", processes=1, runs_dir=tmp_path / "runs")
+        assert not (tmp_path / "runs").exists()
