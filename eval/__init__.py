@@ -12,8 +12,10 @@ _HOMES = {
     "gate": ("ATOL", "RTOL", "GateResult", "check_gate"),
     "report": ("render_json", "render_markdown", "render_readme_table", "render_terminal", "update_between_markers"),
     "run": ("Run", "open_run"),
+    "selection": ("Selection", "select"),
     "settings": ("Settings",),
     "summary": ("Summary", "summarise"),
+    "verdict": ("Verdict",),
 }
 __all__ = sorted(name for names in _HOMES.values() for name in names)
 

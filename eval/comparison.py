@@ -70,6 +70,11 @@ class _Side:
     arm: str
     evidence: Evidence
 
+    def owes(self, shape: str) -> bool:
+        """Tell whether the run planned the arm on a shape: controls and copies only run where eager fits."""
+        meta = self.run.meta
+        return all(found.id != shape for found in meta.shape_list()) or self.arm in meta.planned(0, shape)
+
     def unusable(self, shape: str) -> str:
         """Return why the arm cannot be compared on a shape, empty when it can."""
         rows = list(self.evidence.measured.rows(shape, self.arm).values())
@@ -183,6 +188,8 @@ def _common(left: _Side, right: _Side) -> tuple[list[str], dict[str, str]]:
     for shape in dict.fromkeys(shape.id for side in (left, right) for shape in side.run.meta.shape_list()):
         if not any(side.evidence.measured.rows(shape, side.arm) for side in (left, right)):
             continue
+        if not (left.owes(shape) and right.owes(shape)):
+            continue
         reasons = [reason for side in (left, right) if (reason := side.unusable(shape))]
         if reasons:
             left_out[shape] = " and ".join(dict.fromkeys(reasons))
@@ -224,7 +231,8 @@ def _floors(left: _Side, right: _Side, shapes: Sequence[str], paired: bool) -> F
     by_shape: dict[str, list[float]] = {}
     for side in dict.fromkeys((left, right)):
         # Eager's null stands in for an arm of which no copy was timed.
-        own = side.evidence.nulls(side.arm, shapes=shapes) or side.evidence.nulls(EAGER, shapes=shapes)
+        timed = [shape for shape in shapes if shape in side.evidence.counted]
+        own = side.evidence.nulls(side.arm, shapes=timed) or side.evidence.nulls(EAGER, shapes=timed)
         nulls += own.values()
         if paired and side is right:
             continue  # the stored nulls of one run are its left side's already
@@ -255,6 +263,9 @@ def _notes(left: _Side, right: _Side) -> tuple[str, ...]:
         ]
         if any(row.contract or (row.verification and row.verification.contract) for row in rows):
             notes.append(f"{side.label} is right only under a contract")
+        unowed = [shape.id for shape in side.run.meta.shape_list() if not side.owes(shape.id)]
+        if unowed:
+            notes.append(f"{side.label} was not planned on shape {', '.join(unowed)}, which eager does not fit")
         if said := side.evidence.measured.contamination.describe():
             notes.append(f"run {side.run.meta.id}: {said}")
     places = [(machine_of(side.evidence.environment), software_of(side.evidence.environment)) for side in (left, right)]

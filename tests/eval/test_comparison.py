@@ -4,6 +4,7 @@ import pytest
 
 from rooflane.eval import EvaluationError, compare
 from rooflane.eval.run import create_run
+from rooflane.shapes import Shape
 
 
 def test_arms_of_one_run_are_paired(stored_run):
@@ -51,8 +52,6 @@ def test_an_unknown_arm_lists_those_there_are(stored_run):
 
 
 def test_holm_holds_over_the_shapes_and_both_floors_count(make_meta, full_rows, make_record, tmp_path):
-    from rooflane.shapes import Shape
-
     shapes = [Shape(str(index), 2, 8, 16, 2, 16, 1) for index in range(14)]
     meta = make_meta(shapes)
     rows = full_rows(meta, {"mine": 1.0, "sdpa": 1.0})
@@ -106,3 +105,23 @@ def test_what_the_campaign_forbids_no_comparison_claims(stored_run, make_record,
 def test_a_contract_stands_in_the_notes(stored_run, make_record):
     stored_run.append([make_record(stored_run.meta.shape_list()[0], 0, "mine", (500_000,) * 2, contract="overwrites")])
     assert "right only under a contract" in " ".join(compare("mine", "sdpa", run=stored_run).notes)
+
+
+def test_a_shape_a_control_never_owed_takes_no_mean_away(make_meta, full_rows, make_record, tmp_path):
+    a, huge = Shape("a", 2, 8, 16, 2, 16, 1), Shape("huge", 32, 100000, 1024, 16, 1024, 2)
+    meta = make_meta([a, huge])
+    rows = [row for row in full_rows(meta, {"mine": 2.0, "sdpa": 1.25}) if row.shape_id == "a"]
+    for process in range(6):
+        rows.append(make_record(huge, process, "eager", None, status="infeasible", reason="41 TB"))
+        rows.append(make_record(huge, process, "mine", (9_000_000, 9_000_000)))
+    run = create_run(tmp_path / "runs", meta)
+    run.append(rows)
+    found = compare("mine", "sdpa", run=run)
+    assert (found.left_out, found.verdict) == ({}, "faster")
+    assert "not planned on shape huge" in " ".join(found.notes)
+    # Two campaigns of one candidate meet on the huge shape too, where no null ran; the floor comes from the others.
+    other = create_run(tmp_path / "more", meta)
+    other.append(rows)
+    both = compare(str(run.folder), str(other.folder))
+    assert [pair.shape for pair in both.pairs] == ["a", "huge"]
+    assert both.floor is not None and both.geomean.centre == pytest.approx(1.0)
