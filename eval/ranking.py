@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from rooflane.eval.cells import log_ratios
+from rooflane.eval.figures import ShapeRow
 from rooflane.eval.records import Record, RunMeta
 from rooflane.eval.stats import Interval, t_interval
 

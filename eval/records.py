@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rooflane.eval.exit_codes import EvaluationError
-from rooflane.eval.gate import GateResult
+from rooflane.eval.gate import GateResult, TruthCheck
 from rooflane.shapes import Shape
 
 SCHEMA_VERSION = 1
@@ -30,19 +30,6 @@ ContractClass = Literal["pure", "contract-dependent", "incorrect"]
 Key = tuple[int, str, str]
 
 _CONFIG = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
-
-
-class TruthCheck(BaseModel):
-    """One input on which both sides are compared with fp64: the gate, or an error within `factor` of eager's own."""
-
-    model_config = _CONFIG
-
-    name: str
-    passed: bool
-    gate: GateResult
-    eager_max_abs: float
-    factor: float
-    rows: str = Field(description="the part of the batch that was compared")
 
 
 class Verification(BaseModel):

@@ -30,7 +30,7 @@ from rooflane.eval.windows import Windows
 from rooflane.shapes import Shape
 
 RUN_RULES = "the rules of the run"
-SUBJECT_OPS = ("build", "call", "repeat", "weights_digest", "load", "settle", "inspect", "drop")
+SUBJECT_OPS = ("build", "call", "repeat", "signature", "weights_digest", "load", "settle", "inspect", "drop")
 WINDOW_OPS = ("estimate", "prepare", "go", "finish", "ship", "release", "states")
 JUDGE_OPS = ("compare", "stress", "stress_names", "marks", "kept")
 BIG_OPS = ("big_call", "big_ship", "big_time")
