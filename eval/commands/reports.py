@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
 from rooflane.eval.commands.output import AsJson, console, print_json
+
+if TYPE_CHECKING:
+    from rooflane.eval import Run
 
 TABLE = "table"
 
@@ -19,13 +22,22 @@ def report_command(
     readme: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Renew the table between the markers in this file.")
     ] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as one HTML page.")] = None,
+    plot: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Draw a plot; the name says which: KIND.svg, NAME-KIND.png; repeatable."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a run from its records: the table, or Markdown, or the README's table."""
+    """Show a run from its records: the table, Markdown, an HTML page, plots, or the README's table.
+
+    Plot kinds: latency, roofline, regimes, tolerance, fp64.
+    """
     from rooflane.eval import open_run, render_json, render_markdown, render_readme_table, render_terminal
     from rooflane.eval import update_between_markers as update
 
-    summary = open_run(run).summary()
+    opened = open_run(run)
+    summary = opened.summary()
     remarks = sys.stderr if as_json else sys.stdout
     if markdown:
         markdown.write_text(render_markdown(summary), encoding="utf-8")
@@ -33,10 +45,27 @@ def report_command(
     if readme:
         changed = update(readme, TABLE, render_readme_table(summary))
         print(f"{readme}: {'table renewed' if changed else 'the table was up to date'}", file=remarks)
+    if html or plot:
+        _write_pictures(opened, html, plot or [], remarks)
     if as_json:
         print(render_json(summary))
-    elif not (markdown or readme):
+    elif not (markdown or readme or html or plot):
         render_terminal(summary, console())
+
+
+def _write_pictures(run: Run, html: Path | None, plots: list[Path], remarks: TextIO) -> None:
+    """Write the page and the plots, every name checked before anything is written."""
+    from rooflane.eval.page import plot_kind, read_page, write_page, write_plot
+
+    for path in plots:
+        plot_kind(path)
+    data = read_page(run)
+    if html:
+        write_page(data, html)
+        print(f"page written to {html}", file=remarks)
+    for path in plots:
+        write_plot(data, path)
+        print(f"plot drawn to {path}", file=remarks)
 
 
 def compare_command(

@@ -1,0 +1,210 @@
+"""What the page and the plots take from a run: the one module of theirs that knows summaries and records."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rooflane.dispatch import Profile
+from rooflane.eval import tables
+from rooflane.eval.exit_codes import ExitCode
+from rooflane.eval.records import EAGER, RECORDS_FILE, RUN_FILE, Record
+from rooflane.eval.run import Run
+from rooflane.eval.summary import NULL, REFERENCE, Cell, Headline, ShapeRow, Spread, Summary, summarise
+
+__all__ = ["EAGER", "NULL", "REFERENCE", "ArmPlace", "PageData", "ShapePlace", "Truth", "read_page"]
+
+number, interval, size = tables.number, tables.interval, tables.size
+CONTROL_TITLES = {**tables.CONTROL_TITLES, REFERENCE: "chunked reference"}
+
+
+@dataclass(frozen=True)
+class Truth:
+    """One input on which an arm was compared with fp64, the worst over processes; errors are absolute."""
+
+    name: str
+    passed: bool
+    within_gate: bool
+    error: float
+    eager_error: float
+    factor: float
+
+    @property
+    def ratio(self) -> float:
+        """The error in units of eager's own; infinite where eager is exact and the arm is not."""
+        if self.eager_error > 0:
+            return self.error / self.eager_error
+        return math.inf if self.error > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class ArmPlace:
+    """One arm on one shape. Times are milliseconds; None where nothing was timed."""
+
+    arm: str
+    kind: str
+    status: str
+    reason: str
+    event: Spread | None
+    predicted_ms: float | None
+    speedup: str
+    use: float | None
+    ragged_use: float | None
+    truth: tuple[Truth, ...]
+    tokens_per_s: float | None
+    price: float | None
+
+
+@dataclass(frozen=True)
+class ShapePlace:
+    """One shape; `dispatch_ms` and `device_ms` are the predicted host and device parts of the eager forward."""
+
+    id: str
+    label: str
+    regime: str
+    borderline: bool
+    measured_regime: str | None
+    flops: float
+    bytes: float
+    predicted_ms: float
+    dispatch_ms: float
+    device_ms: float
+    measured_host_ms: float | None
+    measured_device_ms: float | None
+    dtype: str
+    arms: dict[str, ArmPlace]
+
+    @property
+    def name(self) -> str:
+        """The id with the dimensions."""
+        return f"{self.id}: {self.label}"
+
+
+@dataclass(frozen=True)
+class PageData:
+    """A run as the page shows it."""
+
+    run: Run
+    summary: Summary
+    device: str
+    candidates: tuple[str, ...]
+    controls: tuple[str, ...]
+    shapes: tuple[ShapePlace, ...]
+    bandwidth: float
+    peaks: dict[str, float]
+    state: str
+
+    @property
+    def headlines(self) -> tuple[Headline, ...]:
+        """One for each candidate."""
+        return self.summary.headlines
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """Every arm that has a place somewhere: eager, the candidates, the controls, the reference."""
+        names = (EAGER, *self.candidates, *self.controls, REFERENCE)
+        return tuple(name for name in names if any(name in shape.arms for shape in self.shapes))
+
+
+def read_page(run: Run) -> PageData:
+    """Read a run's records and return what the page shows."""
+    meta, records = run.meta, run.records()
+    summary = summarise(meta, records)
+    by_cell: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        by_cell.setdefault((record.shape_id, record.arm), []).append(record)
+    facts, profile = summary.environment, Profile.model_validate(meta.profile)
+    return PageData(
+        run=run,
+        summary=summary,
+        device=facts.get("gpu") or facts.get("cpu") or meta.device,
+        candidates=tuple(meta.candidates),
+        controls=tuple(meta.controls),
+        shapes=tuple(_shape(run, row, by_cell) for row in summary.rows),
+        bandwidth=profile.copy_bytes_per_s,
+        peaks=_peaks(profile, {shape.dtype for shape in meta.shape_list()}),
+        state=_STATES.get(summary.exit_code(), ""),
+    )
+
+
+_STATES = {
+    ExitCode.COMPLETE: "complete, every checked output correct",
+    ExitCode.INCORRECT: "a candidate's output is wrong",
+    ExitCode.CONTRACT: "correct, but a candidate breaks a promise to its caller",
+    ExitCode.INCOMPLETE: "incomplete",
+}
+
+
+def _peaks(profile: Profile, dtypes: set[str]) -> dict[str, float]:
+    """Return the matrix rate of each dtype of the shapes, and of float16 where it is the higher one.
+
+    Families feed their matrix products with half precision, whatever the model's dtype.
+    """
+    peaks = {dtype: profile.matmul_flops(dtype) for dtype in sorted(dtypes)}
+    half = profile.matmul_flops("float16")
+    return peaks | {"float16": half} if half > max(peaks.values()) else peaks
+
+
+def raw_files(run: Run) -> list[tuple[str, Path, str]]:
+    """Return each stored file of a run: what it is, its path and its SHA-256 digest."""
+    said = ((RECORDS_FILE, "the records, one JSON line each"), (RUN_FILE, "settings, shapes, predictions"))
+    paths = [(text, run.folder / name) for name, text in said]
+    return [(text, path, hashlib.sha256(path.read_bytes()).hexdigest()) for text, path in paths if path.is_file()]
+
+
+def _shape(run: Run, row: ShapeRow, by_cell: dict[tuple[str, str], list[Record]]) -> ShapePlace:
+    """Return one shape."""
+    said = run.meta.prediction(row.shape.id).classification
+    eager = row.eager
+    return ShapePlace(
+        id=row.shape.id,
+        label=row.shape.label(),
+        regime=row.regime,
+        borderline=row.borderline,
+        measured_regime=row.measured_regime,
+        flops=said["flops"],
+        bytes=said["bytes"],
+        predicted_ms=row.predicted_ms,
+        dispatch_ms=said["launch_s"] * 1e3,
+        device_ms=said["device_s"] * 1e3,
+        measured_host_ms=eager.host_ms.median if eager.host_ms else None,
+        measured_device_ms=eager.device_ms.median if eager.device_ms else None,
+        dtype=row.shape.dtype,
+        arms={name: _arm(cell, by_cell.get((row.shape.id, name), [])) for name, cell in row.cells.items()},
+    )
+
+
+def _arm(cell: Cell, records: Iterable[Record]) -> ArmPlace:
+    """Return one arm on one shape."""
+    checks = [record.verification for record in records if record.verification]
+    ragged = [gate.use for check in checks for gate in check.ragged.values()]
+    return ArmPlace(
+        arm=cell.arm,
+        kind=cell.kind,
+        status=cell.status,
+        reason=cell.reason,
+        event=cell.event_ms,
+        predicted_ms=cell.predicted_ms,
+        speedup=f"{cell.speedup.centre:.3g}x" if cell.speedup else "",
+        use=cell.use,
+        ragged_use=max(ragged, default=None),
+        truth=_truth(found for check in checks for found in check.truth),
+        tokens_per_s=cell.tokens_per_s,
+        price=cell.price_per_1e9_tokens,
+    )
+
+
+def _truth(checks: Iterable) -> tuple[Truth, ...]:
+    """Return the worst of each input's comparisons, by the error in eager's own."""
+    worst: dict[str, Truth] = {}
+    for check in checks:
+        found = Truth(
+            check.name, check.passed, check.gate.passed, check.gate.max_abs, check.eager_max_abs, check.factor
+        )
+        known = worst.get(check.name)
+        if known is None or (not found.passed, found.ratio) > (not known.passed, known.ratio):
+            worst[check.name] = found
+    return tuple(worst.values())
