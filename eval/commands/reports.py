@@ -11,7 +11,7 @@ import typer
 from rooflane.eval.commands.output import AsJson, console, print_json
 
 if TYPE_CHECKING:
-    from rooflane.eval import Run
+    from rooflane.eval import Run, Summary
 
 TABLE = "table"
 
@@ -46,20 +46,20 @@ def report_command(
         changed = update(readme, TABLE, render_readme_table(summary))
         print(f"{readme}: {'table renewed' if changed else 'the table was up to date'}", file=remarks)
     if html or plot:
-        _write_pictures(opened, html, plot or [], remarks)
+        _write_pictures(opened, summary, html, plot or [], remarks)
     if as_json:
         print(render_json(summary))
     elif not (markdown or readme or html or plot):
         render_terminal(summary, console())
 
 
-def _write_pictures(run: Run, html: Path | None, plots: list[Path], remarks: TextIO) -> None:
+def _write_pictures(run: Run, summary: Summary, html: Path | None, plots: list[Path], remarks: TextIO) -> None:
     """Write the page and the plots, every name checked before anything is written."""
     from rooflane.eval.page import plot_kind, read_page, write_page, write_plot
 
     for path in plots:
         plot_kind(path)
-    data = read_page(run)
+    data = read_page(run, summary)
     if html:
         write_page(data, html)
         print(f"page written to {html}", file=remarks)

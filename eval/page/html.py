@@ -8,13 +8,12 @@ from hashlib import sha256
 from pathlib import Path
 from urllib.parse import quote
 
-from rooflane.eval import tables
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.page import sections
 from rooflane.eval.page.lanes import NARROW, WIDE
 from rooflane.eval.page.palette import mark_css, scheme_css
 from rooflane.eval.page.plots import PLOT_KINDS
-from rooflane.eval.page.source import PageData, interval, raw_files
+from rooflane.eval.page.source import Headline, PageData, condition_texts, headline_texts, raw_files
 from rooflane.eval.page.svg import clean, inline_svg
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
@@ -40,24 +39,20 @@ def render_page(data: PageData, folder: Path) -> str:
     )
     style = scheme_css(":root") + mark_css("svg") + (TEMPLATES / "page.css").read_text(encoding="utf-8")
     script = (TEMPLATES / "page.js").read_text(encoding="utf-8")
-    results, clocks = sections.result_tables(data), sections.clock_tables(data)
-    predictions, outcomes = sections.prediction_tables(data), sections.outcome_tables(data)
     meta = data.run.meta
     return environment.get_template("page.html.j2").render(
         meta=meta,
         device=data.device,
         state=data.state,
-        cards=[_card(headline) for headline in data.headlines],
+        cards=[_card(*pair) for pair in zip(data.headlines, headline_texts(data.summary), strict=True)],
         problems=data.summary.problems(),
-        results=results,
-        clocks=clocks,
-        predictions=predictions,
-        outcomes=outcomes,
+        sections=sections.report_sections(data),
+        integrity=sections.integrity_table(data),
+        confusion=sections.confusion_table(data),
         truth=sections.truth_table(data),
         price=sections.price_table(data),
         price_per_hour=meta.price_per_hour,
-        others=sections.other_tables(data, [*results, *clocks, *predictions, *outcomes]),
-        environment_line=tables.environment_line(data.summary),
+        conditions=condition_texts(data.summary),
         environment_tables=sections.environment_tables(data),
         files=[
             {"text": text, "name": path.name, "link": _link(path, folder), "digest": digest}
@@ -89,10 +84,9 @@ def _chart(data: PageData, kind: str):
     return Markup("\n".join(inline_svg(scene, f"{kind}-{name}", name) for name, scene in drawn.items()))
 
 
-def _card(headline) -> dict[str, str]:
-    """Return what the top of the page says of one candidate."""
+def _card(headline: Headline, line: str) -> dict[str, str]:
+    """Return what the top of the page says of one candidate; `line` is the report's own."""
     mean, verdict = headline.geomean, headline.verdict
-    count = f"{headline.shapes} shape{'' if headline.shapes == 1 else 's'}"
     return {
         "candidate": headline.candidate,
         "figure": f"{mean.centre:.3g}x" if mean else "no mean",
@@ -101,9 +95,7 @@ def _card(headline) -> dict[str, str]:
         "verdict": "no verdict" if verdict == "none" else verdict.upper(),
         "kind": verdict,
         "why": headline.why,
-        "shapes": f"geometric mean over {count}" if mean else f"{headline.passed} of {count} passed",
-        "processes": ", ".join(f"{value:.3g}x" for value in headline.per_process),
-        "null": interval(headline.null) if headline.null else "",
+        "line": line.removeprefix(f"{headline.candidate}: "),
     }
 
 

@@ -2,56 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from rooflane.eval import tables
-from rooflane.eval.page.source import EAGER, PageData, number, size
+from rooflane.eval.page.source import EAGER, NONE, PageData, Truth, number, report_tables, size
 from rooflane.eval.page.tabular import Column, PageCell, PageTable, make_table, page_table
 
-NONE = tables.NONE
 REGIMES = ("launch", "bandwidth", "compute")
 UNMEASURED = "not measured"
 
 
-def result_tables(data: PageData) -> list[PageTable]:
-    """Return the speed of each candidate beside eager and the controls, and what is too large for eager."""
-    found = [
-        page_table(f"speed-{place}", tables.speed_table(data.summary, name))
-        for place, name in enumerate(data.candidates)
-    ]
-    return _filled([*found, page_table("oversize", tables.oversize_table(data.summary))])
+# Which section shows a table of the report, by how its title begins; what no line names stands with the clocks.
+_PLACES = (
+    ("event time", "results"),
+    ("verdict", "results"),
+    ("Too large", "results"),
+    ("Prediction", "predictions"),
+    ("set-up and price", "price"),
+    ("Failures", "outcomes"),
+    ("Findings", "outcomes"),
+    ("Not run", "outcomes"),
+)
+ELSEWHERE = "clocks"
+SECTIONS = ("results", "predictions", "price", ELSEWHERE, "outcomes")
 
 
-def clock_tables(data: PageData) -> list[PageTable]:
-    """Return each candidate's clocks, counts and set-up."""
-    return _filled(
-        page_table(f"clocks-{place}", tables.clock_table(data.summary, name))
-        for place, name in enumerate(data.candidates)
-    )
+def report_sections(data: PageData) -> dict[str, list[PageTable]]:
+    """Return every table of the report by section, in the report's order."""
+    found: dict[str, list[PageTable]] = {name: [] for name in SECTIONS}
+    for title, table in report_tables(data.summary):
+        section = next((place for start, place in _PLACES if title.startswith(start)), ELSEWHERE)
+        found[section].append(page_table(f"{section}-{len(found[section])}", table))
+    return found
 
 
-def prediction_tables(data: PageData) -> list[PageTable]:
-    """Return the confusion of predicted and measured regimes, and the predictions shape by shape."""
-    return _filled([_confusion(data), page_table("prediction", tables.prediction_table(data.summary))])
-
-
-def outcome_tables(data: PageData) -> list[PageTable]:
-    """Return what failed, what was found, and what was not run, each with its reason."""
-    summary = data.summary
-    return _filled(
-        [
-            page_table("failures", tables.failure_table(summary)),
-            page_table("findings", tables.finding_table(summary)),
-            page_table("not-run", tables.not_run_table(summary), "Not run: infeasible, unsupported or skipped"),
-        ]
-    )
-
-
-def other_tables(data: PageData, shown: Sequence[PageTable]) -> list[PageTable]:
-    """Return the report's tables that no section shows."""
-    captions = {table.caption for table in shown} | {tables.not_run_table(data.summary).title}
-    found = [page_table(f"more-{place}", table) for place, table in enumerate(tables.all_tables(data.summary))]
-    return [table for table in found if table.caption not in captions]
+def integrity_table(data: PageData) -> PageTable | None:
+    """Return the evidence of manipulation that records carry; None when there is none."""
+    if not data.integrity:
+        return None
+    return make_table("integrity", "Integrity", ("id", "arm", "evidence"), data.integrity, 3)
 
 
 def truth_table(data: PageData) -> PageTable | None:
@@ -123,7 +109,7 @@ def environment_tables(data: PageData) -> list[PageTable]:
     ]
 
 
-def _confusion(data: PageData) -> PageTable:
+def confusion_table(data: PageData) -> PageTable:
     """Return predicted regimes against measured ones, the shapes' ids in the cells."""
     used = [name for name in REGIMES if any(name in (s.regime, s.measured_regime) for s in data.shapes)]
     predicted = used + (["infeasible"] if any(shape.regime == "infeasible" for shape in data.shapes) else [])
@@ -147,11 +133,8 @@ def _confusion(data: PageData) -> PageTable:
     return make_table("confusion", "Regimes: predicted against measured", heads, rows, len(heads), note)
 
 
-def _ratio(check) -> str:
+def _ratio(check: Truth | None) -> str:
+    """Return an error in units of eager's own, marked where it is outside the gate or fails."""
     if check is None:
         return NONE
     return number(check.ratio) + ("!" if not check.passed else "" if check.within_gate else "~")
-
-
-def _filled(found) -> list[PageTable]:
-    return [table for table in found if table.rows]

@@ -10,14 +10,13 @@ from pathlib import Path
 
 from rooflane.dispatch import Profile
 from rooflane.eval import tables
-from rooflane.eval.exit_codes import ExitCode
 from rooflane.eval.records import EAGER, RECORDS_FILE, RUN_FILE, Record
 from rooflane.eval.run import Run
-from rooflane.eval.summary import NULL, REFERENCE, Cell, Headline, ShapeRow, Spread, Summary, summarise
+from rooflane.eval.summary import NULL, REFERENCE, Cell, Headline, ShapeRow, Spread, Summary
 
 __all__ = ["EAGER", "NULL", "REFERENCE", "ArmPlace", "PageData", "ShapePlace", "Truth", "read_page"]
 
-number, interval, size = tables.number, tables.interval, tables.size
+number, interval, size, NONE = tables.number, tables.interval, tables.size, tables.NONE
 CONTROL_TITLES = {**tables.CONTROL_TITLES, REFERENCE: "chunked reference"}
 
 
@@ -96,6 +95,7 @@ class PageData:
     bandwidth: float
     peaks: dict[str, float]
     state: str
+    integrity: tuple[tuple[str, str, str], ...]
 
     @property
     def headlines(self) -> tuple[Headline, ...]:
@@ -109,12 +109,11 @@ class PageData:
         return tuple(name for name in names if any(name in shape.arms for shape in self.shapes))
 
 
-def read_page(run: Run) -> PageData:
-    """Read a run's records and return what the page shows."""
-    meta, records = run.meta, run.records()
-    summary = summarise(meta, records)
+def read_page(run: Run, summary: Summary | None = None) -> PageData:
+    """Read a run's records and return what the page shows; `summary` is the run's own where it is already there."""
+    summary, meta = summary or run.summary(), run.meta
     by_cell: dict[tuple[str, str], list[Record]] = {}
-    for record in records:
+    for record in run.records():
         by_cell.setdefault((record.shape_id, record.arm), []).append(record)
     facts, profile = summary.environment, Profile.model_validate(meta.profile)
     return PageData(
@@ -126,16 +125,42 @@ def read_page(run: Run) -> PageData:
         shapes=tuple(_shape(run, row, by_cell) for row in summary.rows),
         bandwidth=profile.copy_bytes_per_s,
         peaks=_peaks(profile, {shape.dtype for shape in meta.shape_list()}),
-        state=_STATES.get(summary.exit_code(), ""),
+        state=_STATES.get(summary.exit_code().name, "see the findings"),
+        integrity=tuple(
+            (shape, arm, text)
+            for (shape, arm), rows in by_cell.items()
+            for text in dict.fromkeys(text for row in rows for text in getattr(row, "integrity", ()))
+        ),
     )
 
 
 _STATES = {
-    ExitCode.COMPLETE: "complete, every checked output correct",
-    ExitCode.INCORRECT: "a candidate's output is wrong",
-    ExitCode.CONTRACT: "correct, but a candidate breaks a promise to its caller",
-    ExitCode.INCOMPLETE: "incomplete",
+    "COMPLETE": "complete, every checked output correct",
+    "INCORRECT": "a candidate's output is wrong",
+    "CONTRACT": "correct, but a candidate breaks a promise to its caller",
+    "INCOMPLETE": "incomplete",
+    "INTEGRITY": "there is evidence of manipulation",
+    "CONTAMINATED": "the machine was disturbed too much for a verdict",
 }
+
+
+def report_tables(summary: Summary) -> list[tuple[str, tables.Table]]:
+    """Return the report's tables, each with its title less the candidate's name."""
+    found = []
+    for table in tables.all_tables(summary):
+        owner = next((name for name in summary.meta.candidates if table.title.startswith(f"{name}: ")), "")
+        found.append((table.title.removeprefix(f"{owner}: ") if owner else table.title, table))
+    return found
+
+
+def headline_texts(summary: Summary) -> list[str]:
+    """Return each candidate's line of the report."""
+    return tables.headline_lines(summary)
+
+
+def condition_texts(summary: Summary) -> list[str]:
+    """Return where and how the run was made, a line each."""
+    return [tables.environment_line(summary), *getattr(tables, "conditions", lambda _: [])(summary)]
 
 
 def _peaks(profile: Profile, dtypes: set[str]) -> dict[str, float]:
@@ -148,10 +173,16 @@ def _peaks(profile: Profile, dtypes: set[str]) -> dict[str, float]:
     return peaks | {"float16": half} if half > max(peaks.values()) else peaks
 
 
+_FILES = (
+    (RECORDS_FILE, "the records, one JSON line each"),
+    (RUN_FILE, "settings, shapes, predictions"),
+    ("digest.json", "the seal of the finished run"),
+)
+
+
 def raw_files(run: Run) -> list[tuple[str, Path, str]]:
     """Return each stored file of a run: what it is, its path and its SHA-256 digest."""
-    said = ((RECORDS_FILE, "the records, one JSON line each"), (RUN_FILE, "settings, shapes, predictions"))
-    paths = [(text, run.folder / name) for name, text in said]
+    paths = [(text, run.folder / name) for name, text in _FILES]
     return [(text, path, hashlib.sha256(path.read_bytes()).hexdigest()) for text, path in paths if path.is_file()]
 
 

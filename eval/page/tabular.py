@@ -46,9 +46,9 @@ class PageTable:
         return len(self.rows) > 1
 
 
-def page_table(name: str, table: Table, caption: str = "") -> PageTable:
+def page_table(name: str, table: Table) -> PageTable:
     """Return one of the report's tables for the page."""
-    return make_table(name, caption or table.title, table.columns, table.rows, table.left, table.note)
+    return make_table(name, table.title, table.columns, table.rows, table.left, table.note)
 
 
 def make_table(

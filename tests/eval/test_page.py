@@ -7,14 +7,16 @@ import re
 import subprocess
 import sys
 from base64 import b64encode
+from dataclasses import replace
 from functools import cache
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 from rooflane.eval import EvaluationError, cli, open_run, tables
-from rooflane.eval.page import read_page, render_page, write_page
+from rooflane.eval.page import read_page, render_page, sections, write_page
 from rooflane.eval.page.tabular import sort_key
 from rooflane.eval.records import Verification
 from rooflane.eval.run import create_run
@@ -145,20 +147,22 @@ def test_tables_hold_the_figures_of_the_report(run_and_page):
     wanted = tables.all_tables(run.summary())
     assert wanted
     for table in wanted:
-        title = re.sub("[\x00-\x1f]", "\ufffd", table.title)
-        title = "Not run: infeasible, unsupported or skipped" if title == "Not run" else title
-        head, *rows = [[cell.strip() for cell in row] for row in shown[title]]
+        head, *rows = [[cell.strip() for cell in row] for row in shown[re.sub("[\x00-\x1f]", "\ufffd", table.title)]]
         assert [name or "note" for name in table.columns] == head
         assert [[re.sub("[\x00-\x1f]", "\ufffd", cell) for cell in row] for row in table.rows] == rows
 
 
 def test_the_headline_stands_with_interval_verdict_and_null():
     run, text = record("h200-published")
+    text = unescape(text)
     (headline,) = run.summary().headlines
     mean = headline.geomean
     assert f"<strong>{mean.centre:.3g}x</strong> [{mean.low:.3g}, {mean.high:.3g}], 95 %" in text
-    assert "<strong>FASTER</strong>" in text
-    assert f"null {tables.interval(headline.null)}" in text
+    verdict = "no verdict" if headline.verdict == "none" else headline.verdict.upper()
+    assert f"<strong>{verdict}</strong>: {headline.why}" in text
+    (line,) = tables.headline_lines(run.summary())
+    assert f"In full: {line.removeprefix('dispatched: ')}." in text
+    assert f"null {tables.interval(headline.null)}" in line
     assert tables.environment_line(run.summary()) in text
 
 
@@ -212,7 +216,7 @@ def test_what_failed_or_was_left_out_stands_with_its_reason(hostile_run, tmp_pat
     shown = Page(page_of(hostile_run, tmp_path)).tables
     (failure,) = shown["Failures"][1:]
     assert failure[0] == "b" and failure[3] == "</td></table><img src=x onerror=alert(1)>"
-    left_out = shown["Not run: infeasible, unsupported or skipped"][1:]
+    left_out = shown["Not run"][1:]
     assert {row[2] for row in left_out} == {"infeasible"}
     assert {row[3] for row in left_out} == {"41 TB & more"}
 
@@ -226,6 +230,13 @@ def test_findings_are_shown(tmp_path, make_meta, full_rows, make_record):
     text = page_of(run, tmp_path)
     assert ["a", "mine", "the next call overwrites the output"] in Page(text).tables["Findings"]
     assert "breaks a promise" in text
+
+
+def test_evidence_of_manipulation_stands_with_its_arm(stored_run, tmp_path):
+    data = read_page(stored_run)
+    assert sections.integrity_table(data) is None
+    found = replace(data, integrity=(("a", "mine", "the clock was <replaced>"),))
+    assert Page(render_page(found, tmp_path)).tables["Integrity"][1] == ["a", "mine", "the clock was <replaced>"]
 
 
 def test_texts_of_the_records_stay_text(hostile_run, tmp_path):

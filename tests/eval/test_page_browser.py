@@ -30,7 +30,7 @@ FLAGS = [
 ]
 RECORDS = ("h200-published", "h200-lanes")
 WIDTHS = (390, 1280)
-SPEED = "#speed-0"
+SPEED = "#results-0"
 # The visible texts of every chart whose boxes meet, by the browser's own measure.
 MEETING = """() => [...document.querySelectorAll("svg")].flatMap(svg => {
   const boxes = [...svg.querySelectorAll("text")].map(text => [text.textContent, text.getBoundingClientRect()]);
