@@ -85,9 +85,8 @@ def price_table(data: PageData) -> PageTable:
             )
     names = ("id", "shape", "arm", "tokens/s", "$ per 1e9 tokens")
     columns = tuple(Column(text, index > 2, index > 2) for index, text in enumerate(names))
-    return PageTable(
-        "price", "Price of 1e9 tokens", columns, tuple(rows), "valid tokens only; price / (3600 s x tokens/s)"
-    )
+    note = "valid tokens only: the price of an hour over the tokens of an hour"
+    return PageTable("price", "Price of 1e9 tokens", columns, tuple(rows), note)
 
 
 def environment_tables(data: PageData) -> list[PageTable]:
