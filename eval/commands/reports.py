@@ -11,33 +11,33 @@ import typer
 from rooflane.eval.commands.output import AsJson, console, print_json
 
 if TYPE_CHECKING:
-    from rooflane.eval import Run, Summary
+    from rooflane.eval import Summary
 
 TABLE = "table"
 
 
 def report_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a record folder under briefs/records.")],
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as one HTML page.")] = None,
+    plot: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Draw a plot into KIND.svg, KIND.png or NAME-KIND.svg; repeatable. "
+            "Kinds: latency, roofline, regimes, tolerance, fp64.",
+        ),
+    ] = None,
     markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the full report as Markdown.")] = None,
     readme: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Renew the table between the markers in this file.")
     ] = None,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as one HTML page.")] = None,
-    plot: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE", help="Draw a plot; the name says which: KIND.svg, NAME-KIND.png; repeatable."),
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a run from its records: the table, Markdown, an HTML page, plots, or the README's table.
-
-    Plot kinds: latency, roofline, regimes, tolerance, fp64.
-    """
+    """Show a run from its records: the table, or Markdown, or the README's table."""
     from rooflane.eval import open_run, render_json, render_markdown, render_readme_table, render_terminal
     from rooflane.eval import update_between_markers as update
 
-    opened = open_run(run)
-    summary = opened.summary()
+    summary = open_run(run).summary()
     remarks = sys.stderr if as_json else sys.stdout
     if markdown:
         markdown.write_text(render_markdown(summary), encoding="utf-8")
@@ -46,20 +46,21 @@ def report_command(
         changed = update(readme, TABLE, render_readme_table(summary))
         print(f"{readme}: {'table renewed' if changed else 'the table was up to date'}", file=remarks)
     if html or plot:
-        _write_pictures(opened, summary, html, plot or [], remarks)
+        _write_pictures(run, summary, html, plot or [], remarks)
     if as_json:
         print(render_json(summary))
     elif not (markdown or readme or html or plot):
         render_terminal(summary, console())
 
 
-def _write_pictures(run: Run, summary: Summary, html: Path | None, plots: list[Path], remarks: TextIO) -> None:
-    """Write the page and the plots, every name checked before anything is written."""
+def _write_pictures(run: Path, summary: Summary, html: Path | None, plots: list[Path], remarks: TextIO) -> None:
+    """Write the page and the plots, every plot's name checked before any of them is written."""
+    from rooflane.eval import open_run
     from rooflane.eval.page import plot_kind, read_page, write_page, write_plot
 
     for path in plots:
         plot_kind(path)
-    data = read_page(run, summary)
+    data = read_page(open_run(run), summary)
     if html:
         write_page(data, html)
         print(f"page written to {html}", file=remarks)
