@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 FONT_SIZE = 12.0
-LINE_HEIGHT = 1.3
 # Widths of DejaVu Sans, the widest of the common sans-serif fonts, in em; what is not listed counts as a full em.
 _WIDTHS = {
     character: width

@@ -12,11 +12,9 @@ from rooflane.dispatch import Profile
 from rooflane.eval import tables
 from rooflane.eval.records import EAGER, RECORDS_FILE, RUN_FILE, Record
 from rooflane.eval.run import Run
-from rooflane.eval.summary import NULL, REFERENCE, Cell, Headline, ShapeRow, Spread, Summary
+from rooflane.eval.summary import REFERENCE, Cell, Headline, ShapeRow, Spread, Summary
 
-__all__ = ["EAGER", "NULL", "REFERENCE", "ArmPlace", "PageData", "ShapePlace", "Truth", "read_page"]
-
-number, interval, size, NONE = tables.number, tables.interval, tables.size, tables.NONE
+number, size, NONE = tables.number, tables.size, tables.NONE
 CONTROL_TITLES = {**tables.CONTROL_TITLES, REFERENCE: "chunked reference"}
 
 
@@ -29,7 +27,6 @@ class Truth:
     within_gate: bool
     error: float
     eager_error: float
-    factor: float
 
     @property
     def ratio(self) -> float:
@@ -232,9 +229,7 @@ def _truth(checks: Iterable) -> tuple[Truth, ...]:
     """Return the worst of each input's comparisons, by the error in eager's own."""
     worst: dict[str, Truth] = {}
     for check in checks:
-        found = Truth(
-            check.name, check.passed, check.gate.passed, check.gate.max_abs, check.eager_max_abs, check.factor
-        )
+        found = Truth(check.name, check.passed, check.gate.passed, check.gate.max_abs, check.eager_max_abs)
         known = worst.get(check.name)
         if known is None or (not found.passed, found.ratio) > (not known.passed, known.ratio):
             worst[check.name] = found

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from base64 import b64encode
@@ -302,6 +303,17 @@ def test_the_command_writes_the_page_and_keeps_json_pure(stored_run, tmp_path, c
     out, err = capsys.readouterr()
     assert json.loads(out)["run"] == stored_run.meta.id
     assert "page written to" in err
+
+
+def test_the_command_of_the_readme_writes_the_page(tmp_path, monkeypatch):
+    section = (ROOT / "README.md").read_text().partition("\n## Read the report\n")[2].partition("\n## ")[0]
+    (command,) = re.findall(r"```\n(rooflane .*)\n```", section)
+    (tmp_path / "briefs").symlink_to(ROOT / "briefs")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as end:
+        cli.main(shlex.split(command)[1:])
+    assert end.value.code in (0, None)
+    assert Page((tmp_path / "page.html").read_text()).faults == []
 
 
 def test_a_place_that_cannot_be_written_is_one_paragraph(stored_run, tmp_path):
