@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
@@ -12,11 +12,23 @@ from rooflane.eval.commands.evaluate import Require
 from rooflane.eval.commands.output import AsJson, console, print_json
 from rooflane.eval.commands.statistics import NullsPath
 
+if TYPE_CHECKING:
+    from rooflane.eval import Summary
+
 TABLE = "table"
 
 
 def report_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a record folder under briefs/records.")],
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as one HTML page.")] = None,
+    plot: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Draw a plot into KIND.svg, KIND.png or NAME-KIND.svg; repeatable. "
+            "Kinds: latency, roofline, regimes, tolerance, fp64.",
+        ),
+    ] = None,
     markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the full report as Markdown.")] = None,
     readme: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Renew the table between the markers in this file.")
@@ -42,10 +54,28 @@ def report_command(
     if readme:
         changed = update(readme, TABLE, render_readme_table(summary))
         print(f"{readme}: {'table renewed' if changed else 'the table was up to date'}", file=remarks)
+    if html or plot:
+        _write_pictures(run, summary, html, plot or [], remarks)
     if as_json:
         print(render_json(summary))
-    elif not (markdown or readme):
+    elif not (markdown or readme or html or plot):
         render_terminal(summary, console())
+
+
+def _write_pictures(run: Path, summary: Summary, html: Path | None, plots: list[Path], remarks: TextIO) -> None:
+    """Write the page and the plots, every plot's name checked before any of them is written."""
+    from rooflane.eval import open_run
+    from rooflane.eval.page import plot_kind, read_page, write_page, write_plot
+
+    for path in plots:
+        plot_kind(path)
+    data = read_page(open_run(run), summary)
+    if html:
+        write_page(data, html)
+        print(f"page written to {html}", file=remarks)
+    for path in plots:
+        write_plot(data, path)
+        print(f"plot drawn to {path}", file=remarks)
 
 
 def compare_command(
