@@ -126,7 +126,7 @@ def read_page(run: Run, summary: Summary | None = None) -> PageData:
         integrity=tuple(
             (shape, arm, text)
             for (shape, arm), rows in by_cell.items()
-            for text in dict.fromkeys(text for row in rows for text in getattr(row, "integrity", ()))
+            for text in dict.fromkeys(text for row in rows for text in row.integrity)
         ),
     )
 
@@ -157,7 +157,7 @@ def headline_texts(summary: Summary) -> list[str]:
 
 def condition_texts(summary: Summary) -> list[str]:
     """Return where and how the run was made, a line each."""
-    return [tables.environment_line(summary), *getattr(tables, "conditions", lambda _: [])(summary)]
+    return [tables.environment_line(summary), *tables.conditions(summary)]
 
 
 def _peaks(profile: Profile, dtypes: set[str]) -> dict[str, float]:
