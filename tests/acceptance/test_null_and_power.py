@@ -19,6 +19,7 @@ def covers(interval, truth):
     return interval.low <= truth <= interval.high
 
 
+@pytest.mark.slow
 def test_a_thousand_null_campaigns_claim_at_most_five_percent_and_cover_at_their_level(rng, draw, judge):
     found = [judge(draw(rng, **SMALL)) for _ in range(1000)]
     verdicts = Counter(one.judgement.verdict for one in found)
