@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from torch import nn
+
 from rooflane.dispatch import load_profile, load_rules, route
 from rooflane.families import get_family
 from rooflane.shapes import Shape
-from torch import nn
 
 
 def build(model: nn.Module, shape: Shape, device: torch.device):
