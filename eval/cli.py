@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from rooflane.eval.commands import audit, device, evaluate, export, new, plan, reports, rules, submit
+from rooflane.eval.commands import audit, device, evaluate, export, new, plan, reports, rules, statistics, submit
 from rooflane.eval.exit_codes import ExitCode
 
 DEBUG = "--debug"
@@ -32,6 +32,9 @@ app.command("submit")(submit.submit_command)
 app.command("export")(export.export_command)
 app.command("report")(reports.report_command)
 app.command("compare")(reports.compare_command)
+app.command("plan")(statistics.plan_command)
+app.command("price")(statistics.price_command)
+app.command("seal")(statistics.seal_command)
 app.command("audit-gate")(audit.audit_gate_command)
 app.command("doctor")(device.doctor_command)
 

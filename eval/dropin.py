@@ -25,14 +25,17 @@ from torch import Tensor, nn
 from rooflane.baseline import config_of, generate_random_case, reference_numerics, torch_dtype
 from rooflane.dispatch import optimize
 from rooflane.eval.arms import free_memory
+from rooflane.eval.blocks import Round, choose_counts, time_blocks
 from rooflane.eval.dropin_table import OURS, OWN, render_dropin_table
 from rooflane.eval.environment import describe_environment, resolve_device
+from rooflane.eval.failures import one_line
 from rooflane.eval.gate import GateResult, check_gate
-from rooflane.eval.timing import InputPool, choose_counts, estimate_ns, make_clock, time_arms
-from rooflane.eval.verify import one_line, poison
+from rooflane.eval.outputs import poison
+from rooflane.eval.timing import Clock, estimate_ns, make_clock
 from rooflane.shapes import Shape, load_shapes
 
 Forward = Callable[[Tensor, Tensor | None], Tensor]
+Case = tuple[Tensor, Tensor]
 
 SEED = 20261129
 ROUNDS = 4
@@ -183,10 +186,12 @@ def measure_shape(
         return generate_random_case(config_of(shape), device, torch_dtype(shape.dtype), SEED + 100 + index)
 
     size = case[0].numel() * case[0].element_size()
-    pool = InputPool(draw, int(min(REPEATS, max(2, POOL_BYTES // size))), fixed=False)
-    timings, failures = time_arms(arms, counts, pool, clock, rounds=ROUNDS, order_seed=SEED, inputs="fresh")
-    for name, timing in timings.items():
-        found.setdefault(name, {})["event_ns"] = timing.event_ns
+    capacity = int(min(REPEATS, max(2, POOL_BYTES // size)))
+    lanes = {name: FreshLane(forward, draw, clock, counts[name].warmups, capacity) for name, forward in arms.items()}
+    with torch.inference_mode():
+        samples, failures = time_blocks(lanes, counts, rounds=ROUNDS, order_seed=SEED)
+    for name, sample in samples.items():
+        found.setdefault(name, {})["event_ns"] = [part.event_ns for part in sample.rounds]
     for name, error in failures.items():
         found.setdefault(name, {})["skipped"] = f"{type(error).__name__}: {one_line(error)}"
     return {
@@ -195,6 +200,35 @@ def measure_shape(
         "gates": {name: gate.model_dump(mode="json") for name, gate in gates.items()},
         "arms": found,
     }
+
+
+class FreshLane:
+    """Times one arm in this process, every call on an input it has not met."""
+
+    def __init__(
+        self, forward: Forward, draw: Callable[[int], Case], clock: Clock, warmups: int, capacity: int
+    ) -> None:
+        self._forward, self._draw, self._clock = forward, draw, clock
+        self._warmups, self._capacity = warmups, capacity
+        self._drawn = 0
+
+    def measure(self, round_index: int, calls: int) -> Round:
+        """Return one round's event nanoseconds; the first round is preceded by the warm-up calls."""
+        if round_index == 0:
+            for x, mask in self._cases(min(self._warmups, self._capacity)):
+                self._forward(x, mask)
+        events: list[int] = []
+        while len(events) < calls:
+            read = self._clock.window(self._forward, self._cases(min(self._capacity, calls - len(events))))
+            events += read()[0]
+        return Round(events)
+
+    def _cases(self, count: int) -> list[Case]:
+        with torch.inference_mode(False), torch.no_grad():
+            cases = [self._draw(self._drawn + index) for index in range(count)]
+        self._drawn += count
+        self._clock.synchronize()
+        return cases
 
 
 def measure_process(

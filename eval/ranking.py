@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from rooflane.eval.cells import log_ratios
+from rooflane.eval.figures import ShapeRow
 from rooflane.eval.records import Record, RunMeta
 from rooflane.eval.stats import Interval, t_interval
-from rooflane.eval.summary import ShapeRow, log_ratios
 
 Rows = dict[tuple[str, str], dict[int, Record]]
 

@@ -8,9 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rooflane.eval.exit_codes import EvaluationError
+from rooflane.eval.figures import Summary
 from rooflane.eval.render import render
-from rooflane.eval.summary import Summary
-from rooflane.eval.tables import Table, all_tables, environment_line, headline_lines, oversize_table, speed_table
+from rooflane.eval.tables import (
+    Table,
+    all_tables,
+    conditions,
+    environment_line,
+    headline_lines,
+    oversize_table,
+    speed_table,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,7 +40,8 @@ def render_terminal(summary: Summary, console: Console) -> None:
         console.print(shown)
         if table.note:
             console.print(table.note + "\n", markup=False, highlight=False)
-    console.print(environment_line(summary), markup=False, highlight=False)
+    for line in (environment_line(summary), *conditions(summary)):
+        console.print(line, markup=False, highlight=False)
     for line in headline_lines(summary):
         console.print(line, style="bold", markup=False, highlight=False)
 
@@ -45,7 +54,7 @@ def render_markdown(summary: Summary) -> str:
         headlines=headline_lines(summary),
         tables=[(table.title, _markdown(table)) for table in all_tables(summary)],
         environment=environment_line(summary),
-        telemetry=summary.environment,
+        conditions=conditions(summary),
         problems=summary.problems(),
     )
 

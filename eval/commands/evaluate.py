@@ -45,6 +45,7 @@ class Require(enum.StrEnum):
 
     COMPLETE = "complete"
     FASTER = "faster"
+    EQUIVALENT = "equivalent"
 
 
 def eval_command(
@@ -84,8 +85,9 @@ def eval_command(
 ) -> None:
     """Classify, route, verify, time and report every shape of FILE; the main job.
 
-    Exit status: 0 complete and correct, 2 a request that cannot be run, 10 slower and 12 not proven (with --require
-    faster), 20 incorrect, 21 a broken promise, 22 incomplete, 130 interrupted.
+    Exit status: 0 complete and correct, 2 a request that cannot be run, 20 incorrect, 21 a broken promise, 22
+    incomplete, 30 evidence of manipulation, 40 contaminated, 130 interrupted; with --require faster also 10 slower, 11
+    equivalent and 12 not proven (--require equivalent takes 11 as 0).
     """
     from rooflane.eval import evaluate
     from rooflane.eval import resume as resume_run
