@@ -278,6 +278,7 @@ def test_shapes_no_family_can_serve_are_left_to_plain_torch(rooflane, tmp_path):
     assert "b: 2x200x16 h2 f16 l1 causal: plain torch" in (tmp_path / "my_submission.py").read_text()
 
 
+NOTES = "def build(model, shape, device):\n    return model\n"
 WRONG = [
     (["--out", "notes.py"], "was not written by rooflane export"),
     (["--profile", "h300"], "no profile is called"),
@@ -291,11 +292,11 @@ WRONG = [
 
 @pytest.mark.parametrize(("arguments", "words"), WRONG, ids=[words for _, words in WRONG])
 def test_wrong_uses_give_one_paragraph(rooflane, tmp_path, arguments, words):
-    (tmp_path / "notes.py").write_text("x = 1\n")
+    (tmp_path / "notes.py").write_text(NOTES)
     extra = [] if "--profile" in arguments else ["--profile", "h200", "--shape", "13"]
     status, _, err = rooflane("export", *arguments, *extra)
     assert status == ExitCode.USAGE and words in " ".join(err.split()) and "Traceback" not in err
-    assert (tmp_path / "notes.py").read_text() == "x = 1\n"
+    assert (tmp_path / "notes.py").read_text() == NOTES
 
 
 def test_write_refuses_a_file_that_is_no_export(tmp_path):
