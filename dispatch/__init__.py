@@ -1,9 +1,12 @@
 """Which family serves a shape, and why: ledger, device profiles, classifier, rules, router, optimize(). No torch."""
 
+from rooflane.dispatch.adapters import GPT2_BLOCK, BlockMapping, WeightsAt, weights_at
 from rooflane.dispatch.classify import BORDERLINE_MARGIN, REGIMES, Classification, classify, op_time
 from rooflane.dispatch.conditions import FIELDS
+from rooflane.dispatch.errors import OptimizeError
 from rooflane.dispatch.ledger import Ledger, Op, ledger, peak_bytes, weight_bytes
-from rooflane.dispatch.optimize import OptimizeError, optimize
+from rooflane.dispatch.lint import LintFinding
+from rooflane.dispatch.optimize import optimize
 from rooflane.dispatch.profile import (
     Figure,
     Profile,
@@ -14,12 +17,14 @@ from rooflane.dispatch.profile import (
     profile_names,
 )
 from rooflane.dispatch.route import Rejection, Route, RouteError, refusal, route
-from rooflane.dispatch.rules import LintFinding, Rule, RuleError, RuleTable, load_rules, show_condition
+from rooflane.dispatch.rules import Rule, RuleError, RuleTable, load_rules, parse_rules, show_condition
 
 __all__ = [
     "BORDERLINE_MARGIN",
     "FIELDS",
+    "GPT2_BLOCK",
     "REGIMES",
+    "BlockMapping",
     "Classification",
     "Figure",
     "Ledger",
@@ -34,6 +39,7 @@ __all__ = [
     "Rule",
     "RuleError",
     "RuleTable",
+    "WeightsAt",
     "classify",
     "host_profile",
     "ledger",
@@ -42,10 +48,12 @@ __all__ = [
     "match_profile",
     "op_time",
     "optimize",
+    "parse_rules",
     "peak_bytes",
     "profile_names",
     "refusal",
     "route",
     "show_condition",
     "weight_bytes",
+    "weights_at",
 ]

@@ -1,45 +1,28 @@
-"""The dispatched module: the family's forward where the call allows it, the model's own everywhere else."""
+"""The dispatched module: a built forward where the call allows it, the module's own everywhere else."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rooflane.baseline import BaselineTransformer, torch_dtype
-from rooflane.dispatch.optimize import OptimizeError
+from rooflane.baseline import config_of, torch_dtype
+from rooflane.dispatch.adapters.checks import drops
+from rooflane.dispatch.adapters.mapping import Call
+from rooflane.dispatch.built import Built, BuiltForwards, Key
+from rooflane.dispatch.errors import OptimizeError, Unserved
 from rooflane.dispatch.profile import Profile, ProfileError, host_profile, match_profile
+from rooflane.dispatch.request import Request, Sizes
 from rooflane.dispatch.route import Route, RouteError, route
-from rooflane.dispatch.rules import RuleTable
 from rooflane.families import registry
-from rooflane.shapes import Shape
+from rooflane.shapes import DTYPE_BYTES, Shape, ShapeError
 
-WEIGHT_FIELDS = ("d_model", "num_heads", "ffn_dim", "num_layers", "causal")
-
-
-def check_model(model: nn.Module, shape: Shape) -> nn.Parameter:
-    """Return the model's first parameter; raises `OptimizeError` when the model is not one of the shape."""
-    missing = [name for name in ("config", "layers", "final_norm") if not hasattr(model, name)]
-    if missing:
-        raise OptimizeError(
-            f"{type(model).__name__} has no {', '.join(missing)}; optimize() takes a BaselineTransformer or a model "
-            "with its submodules"
-        )
-    for name in WEIGHT_FIELDS:
-        if getattr(model.config, name) != getattr(shape, name):
-            raise OptimizeError(
-                f"shape {shape.id} has {name} {getattr(shape, name)}, the model {getattr(model.config, name)}; "
-                "pass a shape with the model's own sizes"
-            )
-    parameter = next(model.parameters())
-    if parameter.dtype != torch_dtype(shape.dtype):
-        raise OptimizeError(
-            f"shape {shape.id} is {shape.dtype}, the model's weights are {parameter.dtype}; cast the model or set the "
-            "shape's dtype"
-        )
-    return parameter
+DTYPE_NAMES = {torch_dtype(name): name for name in DTYPE_BYTES}
+SHARED = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set")
 
 
 def profile_of(device: torch.device) -> Profile:
@@ -53,97 +36,223 @@ def profile_of(device: torch.device) -> Profile:
     return match_profile(torch.cuda.get_device_name(device))
 
 
-class DispatchedTransformer(BaselineTransformer):
-    """A baseline whose forward is the routed family's, sharing the given model's submodules."""
+class Dispatched(nn.Module):
+    """Share a module's weights and submodules, and compute its function by built forwards.
 
-    def __init__(
-        self, model: nn.Module, shape: Shape, rules: RuleTable, profile: Profile | None, device: torch.device
-    ) -> None:
+    A subclass reads one kind of module: `describe` checks it, `read` turns its calls into the families' form, `view`
+    shows its weights as a baseline's, `original` runs its own forward.
+    """
+
+    def __init__(self, model: nn.Module, request: Request) -> None:
         nn.Module.__init__(self)
-        self.config = model.config
-        self.layers = model.layers
-        self.final_norm = model.final_norm
+        # The dictionaries themselves: what is replaced, moved or loaded through one module is so in the other.
+        self.__dict__.update({name: getattr(model, name) for name in SHARED})
         self.training = model.training
-        self.shape = shape
-        # The model itself, kept out of the submodules so that state_dict keys stay the baseline's: it is the forward
-        # to fall back to, and what a family packs its weights from without ever calling back into this module.
+        # The module itself, kept out of the submodules so that state_dict keys stay its own: it is the forward to fall
+        # back to, and what a family packs its weights from without ever calling back into this module.
         self.__dict__["_model"] = model
-        self._rules = rules
-        self._profile = profile
-        self._x_shape = torch.Size((shape.batch_size, shape.seq_len, shape.d_model))
-        self._mask_shape = self._x_shape[:2]
-        self._dtype = torch_dtype(shape.dtype)
+        self._request = request
+        self._sizes: Sizes = self.describe(model)
+        if dtype_of(model) not in DTYPE_NAMES:
+            raise OptimizeError(
+                f"{type(model).__name__} is {dtype_of(model)}; the families take {', '.join(DTYPE_BYTES)}; cast it"
+            )
+        self.__dict__["_droppers"] = [module for module in model.modules() if drops(module)]
+        self._asked: dict[Key, Shape] = {}
+        self._routes: dict[Key, Route] = {}
+        self._built = BuiltForwards(request.cache_size)
         self._warned: set[str] = set()
         self._forget()
-        self._route_for(device)
-        weights_on = next(model.parameters()).device
-        if weights_on.type == device.type:
-            self._build(weights_on)
 
-    def forward(self, x: Tensor, valid_token_mask: Tensor | None = None) -> Tensor:
-        """Return the stack's output `[B, S, D]` for `x [B, S, D]` and `valid_token_mask [B, S]` bool or None."""
-        obstacle = self._obstacle(x, valid_token_mask)
-        if obstacle is None:
-            return self._built(x, valid_token_mask)
-        about, reason = obstacle
-        if about not in self._warned:
-            self._warned.add(about)
-            warnings.warn(f"this call runs the baseline forward: {reason}", stacklevel=4)
-        return self._model(x, valid_token_mask)
+    @property
+    def route(self) -> Route:
+        """The choice for the first shape asked for, with its reasons."""
+        return self._routes[next(iter(self._asked))]
 
-    def _obstacle(self, x: Tensor, mask: Tensor | None) -> tuple[str, str] | None:
-        """Return what keeps the built forward from taking this call, as (subject, reason); build it if missing."""
-        if x.shape != self._x_shape:
-            return "shape", f"x is {tuple(x.shape)}, the dispatched forward was built for {tuple(self._x_shape)}"
-        if x.dtype != self._dtype:
-            return "dtype", f"x is {x.dtype}, the dispatched forward was built for {self._dtype}"
-        if mask is not None and (mask.shape != self._mask_shape or mask.dtype != torch.bool):
-            return "mask", f"the mask is {tuple(mask.shape)} of {mask.dtype}, not {tuple(self._mask_shape)} of bool"
-        if torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in self.parameters())):
-            return "gradients", "it needs gradients, which no family computes; call under torch.inference_mode()"
-        if x.device != self._device:
-            self._rebuild(x.device)
-        return self._blocked
+    @property
+    def routes(self) -> list[Route]:
+        """The choice for every shape asked for or built since."""
+        return list(self._routes.values())
 
-    def _rebuild(self, device: torch.device) -> None:
-        """Build where the module has moved to, or note what keeps it from being built there."""
+    @property
+    def shape(self) -> Shape:
+        """The first shape asked for."""
+        return next(iter(self._asked.values()))
+
+    def ask(self, shapes: Sequence[Shape]) -> None:
+        """Route the shapes and, where the weights are on the device asked for, build them."""
+        device = dtype_of(self._model), self._request.device
+        for shape in shapes:
+            self._check(shape, device[0])
+            key = (shape.batch_size, shape.seq_len, shape.causal)
+            self._asked[key] = shape
+            self._routes[key] = self._route(shape, self._request.device)
+        weight = next(self._model.parameters())
+        if weight.device.type == self._request.device.type:
+            self._settle(weight)
+            for key in self._asked:
+                self._built.put(key, self._build(key))
+
+    def _check(self, shape: Shape, dtype: torch.dtype) -> None:
+        """Refuse a shape that is not one of the module's."""
+        for name in (field.name for field in fields(Sizes) if field.name != "final_norm"):
+            own = getattr(self._sizes, name)
+            if own is not None and own != getattr(shape, name):
+                raise OptimizeError(
+                    f"shape {shape.id} has {name} {getattr(shape, name)}, the model {own}; pass a shape with the "
+                    "model's own sizes"
+                )
+        if torch_dtype(shape.dtype) != dtype:
+            raise OptimizeError(
+                f"shape {shape.id} is {shape.dtype}, the model's weights are {dtype}; cast the model or set the "
+                "shape's dtype"
+            )
+
+    def shape_of(self, x: Tensor, causal: bool) -> Shape:
+        """Return the shape of a call with `x [B, S, D]`; raises `ShapeError` for sizes no shape has."""
+        own = {name: value for name, value in asdict(self._sizes).items() if name not in ("causal", "final_norm")}
+        batch, length = x.shape[:2]
+        name = f"{batch}x{length}"
+        return Shape(id=name, batch_size=batch, seq_len=length, causal=causal, dtype=DTYPE_NAMES[x.dtype], **own)
+
+    def read(self, *args: Any, **kwargs: Any) -> Call:
+        """Return a call in the families' form; raises `Unserved` where they cannot take it."""
+        raise NotImplementedError
+
+    def original(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module's own forward."""
+        return self._model(*args, **kwargs)
+
+    def wrap(self, out: Tensor) -> Any:
+        """Return a built forward's output the way the module returns its own."""
+        return out
+
+    def _serve(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the built forward for a call, or the module's own and say why."""
+        try:
+            x, valid, causal = self.read(*args, **kwargs)
+            forward = self._find(x, valid, causal)
+        except Unserved as obstacle:
+            self._note(obstacle)
+            return self.original(*args, **kwargs)
+        return self.wrap(forward(x, valid))
+
+    def _note(self, obstacle: Unserved) -> None:
+        """Warn of a kind of obstacle once, or raise it when the caller asked for that."""
+        if self._request.on_unseen == "error":
+            raise OptimizeError(f"no built forward takes this call: {obstacle}") from None
+        if obstacle.about not in self._warned:
+            self._warned.add(obstacle.about)
+            warnings.warn(f"this call runs the module's own forward: {obstacle}", stacklevel=6)
+
+    def _find(self, x: Tensor, valid: Tensor | None, causal: bool) -> Any:
+        """Return the forward that takes the call; raises `Unserved` when none does."""
+        if x.dim() != 3 or x.is_nested:
+            raise Unserved("shape", "x is no plain [batch, sequence, width] tensor, which every family takes")
+        if torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in self._model.parameters())):
+            raise Unserved(
+                "gradients", "it needs gradients, which no family computes; call under torch.inference_mode()"
+            )
+        for module in self._droppers:
+            if module.training:
+                raise Unserved("training", "the module is in training mode and drops values; call eval() first")
+        batch, length, width = x.shape
+        if valid is not None and (valid.shape != (batch, length) or valid.dtype != torch.bool):
+            wanted = f"not {(batch, length)} of bool"
+            raise Unserved("mask", f"the mask is {tuple(valid.shape)} of {valid.dtype}, {wanted}")
+        if width != self._sizes.d_model:
+            raise Unserved("shape", f"x is {tuple(x.shape)}, the module's width is {self._sizes.d_model}")
+        if x.dtype is not self._dtype or x.device != self._device:
+            self._move(x)
+        entry = self._built.get((batch, length, causal)) or self._first(x, causal)
+        if entry.forward is None:
+            raise Unserved("shape", entry.reason)
+        return entry.forward
+
+    def _first(self, x: Tensor, causal: bool) -> Built:
+        """Build for a shape that has no forward, if it was asked for or every shape is to be built."""
+        key = (x.shape[0], x.shape[1], causal)
+        if key not in self._asked and self._request.on_unseen != "build":
+            served = ", ".join(map(self._call_text, self._asked))
+            raise Unserved("shape", f"x is {self._call_text(key)}, the dispatched forward was built for {served}")
+        try:
+            entry = self._build(key)
+        except (ProfileError, RouteError, ShapeError) as error:
+            entry = Built(None, reason=str(error))
+        self._built.put(key, entry)
+        return entry
+
+    def _call_text(self, key: Key) -> str:
+        """Return the shape of x, and whether the call is causal where the module leaves that open."""
+        how = "" if self._sizes.causal is not None else " causal" if key[2] else " not causal"
+        return f"{(*key[:2], self._sizes.d_model)}{how}"
+
+    def _move(self, x: Tensor) -> None:
+        """Look at the weights again for an x of another dtype or device; drop what was built for the old ones."""
+        weight = next(self._model.parameters())
+        if weight.device != x.device:
+            raise Unserved("device", f"x is on {x.device}, the weights are on {weight.device}")
+        if weight.dtype != x.dtype:
+            raise Unserved("dtype", f"x is {x.dtype}, the weights are {weight.dtype}")
+        if weight.dtype not in DTYPE_NAMES:
+            raise Unserved("weights", f"the weights are {weight.dtype}; the families take {', '.join(DTYPE_BYTES)}")
         self._forget()
-        weight = next(self.parameters())
-        if weight.device != device:
-            self._blocked = "device", f"x is on {device}, the weights are on {weight.device}"
-        elif weight.dtype != self._dtype:
-            self._blocked = "weights", f"the weights are {weight.dtype}, the shape asked for is {self._dtype}"
-        else:
-            try:
-                if device.type != self._routed_type:
-                    self._route_for(device)
-                self._build(device)
-            except (ProfileError, RouteError) as error:
-                self._blocked = "device", str(error)
+        self._settle(weight)
 
-    def _route_for(self, device: torch.device) -> None:
-        given = self._profile
+    def _settle(self, weight: Tensor) -> None:
+        """Note where and in what dtype the forwards are built."""
+        self._device, self._dtype = weight.device, weight.dtype
+
+    def _route(self, shape: Shape, device: torch.device) -> Route:
+        given = self._request.profile
         profile = given if given is not None and given.kind == device.type else profile_of(device)
-        self.route: Route = route(self.shape, profile, self._rules)
-        self._routed_type = device.type
+        return route(shape, profile, self._request.rules, final_norm=self._sizes.final_norm)
 
-    def _build(self, device: torch.device) -> None:
-        spec = registry.load_families()[self.route.family]
-        # Past nn.Module's own bookkeeping: a built forward that is a module must not join the state_dict.
-        self.__dict__["_built"] = spec.build(self._model, self.shape, device, **self.route.options)
-        self._device = device
+    def _build(self, key: Key) -> Built:
+        """Route and build a shape where the weights are now."""
+        shape = self._asked.get(key) or self.shape_of(torch.empty(*key[:2], 0, dtype=self._dtype), key[2])
+        shape = replace(shape, dtype=DTYPE_NAMES[self._dtype])
+        chosen = self._route(shape, self._device)
+        self._routes[key] = chosen
+        spec = registry.load_families()[chosen.family]
+        # What is packed during an inference-mode call must be writable when weights change outside that mode.
+        with torch.inference_mode(False), torch.no_grad():
+            forward = spec.build(self.view(config_of(shape)), shape, self._device, **chosen.options)
+        return Built(forward, chosen)
 
     def _forget(self) -> None:
-        """Drop the built forward; the next call builds it where the weights are then."""
-        self.__dict__["_built"] = None
+        """Drop the built forwards; the next call builds where the weights are then."""
+        self._built = BuiltForwards(self._request.cache_size)
         self._device: torch.device | None = None
-        self._blocked: tuple[str, str] | None = None
+        self._dtype: torch.dtype | None = None
 
     def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:
         """Move or cast the weights as any module does, and drop what was built from the old ones."""
         self._forget()
         return super()._apply(fn, recurse)
 
+    def train(self, mode: bool = True) -> nn.Module:
+        """Set the mode of this module and of the one it shares its submodules with."""
+        self._model.training = mode
+        return super().train(mode)
+
+    def __getattr__(self, name: str) -> Any:
+        """Look up what this module lacks in the one it stands for."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "_model" not in self.__dict__:
+                raise
+            return getattr(self._model, name)
+
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the built forward out of copies and pickles: it holds graphs and device memory of its own."""
-        return self.__dict__ | {"_built": None, "_device": None, "_blocked": None}
+        """Leave the built forwards out of copies and pickles; a copy builds its own at its first call."""
+        return self.__dict__ | {"_device": None, "_dtype": None}
+
+
+def dtype_of(model: nn.Module) -> torch.dtype:
+    """Return the dtype of a module's first parameter; raises `OptimizeError` when it has none."""
+    parameter = next(model.parameters(), None)
+    if parameter is None:
+        raise OptimizeError(f"{type(model).__name__} has no parameters; there is nothing to optimise")
+    return parameter.dtype

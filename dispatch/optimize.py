@@ -1,44 +1,99 @@
-"""optimize(): a model and a shape in, a dispatched module out."""
+"""optimize(): a module and a shape in, a dispatched module out."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from rooflane.dispatch.adapters import BlockMapping, find_adapter
+from rooflane.dispatch.errors import OptimizeError, Unserved
 from rooflane.dispatch.profile import Profile
+from rooflane.dispatch.request import Request
 from rooflane.dispatch.rules import RuleTable, load_rules
-from rooflane.shapes import Shape
+from rooflane.shapes import Shape, ShapeError
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
+    from torch import Tensor, nn
 
-
-class OptimizeError(ValueError):
-    """A model that cannot be dispatched for the shape asked; the text says what differs."""
+ON_UNSEEN = ("fallback", "build", "error")
+CACHE_SIZE = 8
 
 
 def optimize(
     model: nn.Module,
-    shape: Shape,
+    shape: Shape | Tensor | Sequence[Shape | Tensor],
     device: torch.device | str | None = None,
     rules: RuleTable | str | Path | None = None,
     profile: Profile | None = None,
+    *,
+    mask: Tensor | None = None,
+    mapping: BlockMapping | None = None,
+    on_unseen: str = "fallback",
+    cache_size: int = CACHE_SIZE,
 ) -> nn.Module:
-    """Return a module that computes what `model` does, built for one shape by the family the rules choose.
+    """Return a module that computes what `model` does, built by the families the rules choose.
 
-    The module shares the model's submodules: same state_dict keys, same `forward(x [B, S, D], valid_token_mask
-    [B, S] bool or None = None)`. Calls of another shape or dtype, and calls that need gradients, run the model's own
-    forward and warn once. `device` defaults to the model's; when it is another, nothing is built before the module
-    is moved there. `profile` defaults to that of the device. `.route` holds the choice and its reasons. Raises
-    `OptimizeError` when the model does not have the shape's sizes, `ProfileError` for an unknown device, `RouteError`
+    `model` is a `BaselineTransformer`, `nn.TransformerEncoder`, `nn.TransformerEncoderLayer`, GPT-2 block, or what
+    `mapping` describes. `shape` is a `Shape`, an example input `[B, S, D]` (`mask` is then the second argument of the
+    example call), or several of either. The result shares the model's submodules: same state_dict keys, same forward
+    signature; padded rows of its output are 0.
+
+    Calls that no built forward takes (another shape or mask, gradients, dropout in training) run the model's own
+    forward and warn once a kind. `on_unseen="build"` builds unseen shapes at their first call, `"error"` raises
+    `OptimizeError` instead of falling back. At most `cache_size` built forwards are kept, the least recently used is
+    freed first. `device` defaults to the model's; when it is another, nothing is built before the module is moved
+    there. `profile` defaults to that of the device. `.route` holds the first shape's choice and its reasons.
+
+    Raises `OptimizeError` when the model or shape does not fit, `ProfileError` for an unknown device, `RouteError`
     when no rule can serve.
     """
     import torch
 
-    from rooflane.dispatch.dispatched import DispatchedTransformer, check_model
+    from rooflane.dispatch.dispatched import Dispatched
 
-    parameter = check_model(model, shape)
+    if on_unseen not in ON_UNSEEN:
+        raise OptimizeError(f"on_unseen is {on_unseen!r}; accepted: {', '.join(ON_UNSEEN)}")
+    if mapping is not None and not isinstance(mapping, BlockMapping):
+        raise OptimizeError(f"mapping is a {type(mapping).__name__}; give a BlockMapping, such as GPT2_BLOCK")
+    if not isinstance(shape, (Shape, torch.Tensor, list, tuple)):
+        raise OptimizeError(f"shape is a {type(shape).__name__}; give a Shape, an example input, or a list of either")
+    asked = [shape] if isinstance(shape, (Shape, torch.Tensor)) else list(shape)
+    if not asked or len(asked) > cache_size:
+        raise OptimizeError(
+            f"{len(asked)} shapes are asked for and cache_size is {cache_size}; give a shape, and room for all of them"
+        )
+    if isinstance(model, Dispatched):
+        model = model._model
+    adapter = find_adapter(model, mapping)
+    where = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     table = rules if isinstance(rules, RuleTable) else load_rules(rules)
-    target = parameter.device if device is None else torch.device(device)
-    return DispatchedTransformer(model, shape, table, profile, target)
+    request = Request(table, profile, where if device is None else torch.device(device), on_unseen, cache_size)
+    module = adapter(model, request)
+    module.ask([one if isinstance(one, Shape) else _shape_of_example(module, one, mask) for one in asked])
+    return module
+
+
+def _shape_of_example(module: Any, x: Tensor, mask: Tensor | None) -> Shape:
+    """Return the shape of an example call; raises `OptimizeError` when no built forward could take that call."""
+    import torch
+
+    if not isinstance(x, torch.Tensor) or x.dim() != 3 or x.is_nested:
+        raise OptimizeError(f"an example input is a tensor [batch, sequence, width]; got {_kind(x)}")
+    weight = next(module.parameters())
+    if x.dtype != weight.dtype or x.shape[2] != module._sizes.d_model:
+        raise OptimizeError(
+            f"the example input is {_kind(x)}; the model takes [batch, sequence, {module._sizes.d_model}] of "
+            f"{weight.dtype}"
+        )
+    try:
+        call = module.read(x) if mask is None else module.read(x, mask)
+        return module.shape_of(x, call.causal)
+    except (Unserved, ShapeError) as error:
+        raise OptimizeError(f"the example call cannot be optimised: {error}") from None
+
+
+def _kind(x: object) -> str:
+    shape = getattr(x, "shape", None)
+    return type(x).__name__ if shape is None or getattr(x, "is_nested", False) else f"{tuple(shape)} of {x.dtype}"

@@ -74,11 +74,12 @@ class Route:
         return "\n".join(lines)
 
 
-def route(shape: Shape, profile: Profile, rules: RuleTable) -> Route:
+def route(shape: Shape, profile: Profile, rules: RuleTable, *, final_norm: bool = True) -> Route:
     """Return the first rule that matches the shape and whose family can build it on the device.
 
     A matching rule is passed over when its family does not support the shape or needs more memory than the device
-    has. Raises `RouteError` with every reason when no rule can serve.
+    has, or when the model ends without a LayerNorm (`final_norm=False`) and the family cannot leave it out. Raises
+    `RouteError` with every reason when no rule can serve.
     """
     classification = classify(shape, profile)
     families = registry.load_families()
@@ -88,10 +89,10 @@ def route(shape: Shape, profile: Profile, rules: RuleTable) -> Route:
         reason = rule.mismatch(known)
         if reason is None:
             spec = families[rule.family]
-            reason = refusal(spec, shape, profile, rule.options)
+            reason = refusal(spec, shape, profile, rule.options, final_norm=final_norm)
             if reason is None:
                 others = [other for name, other in families.items() if name != rule.family]
-                rejected += [_passed_over(other, shape, profile, rule) for other in others]
+                rejected += [_passed_over(other, shape, profile, rule, final_norm) for other in others]
                 return Route(
                     shape=shape,
                     profile=profile.name,
@@ -112,8 +113,12 @@ def route(shape: Shape, profile: Profile, rules: RuleTable) -> Route:
     )
 
 
-def refusal(spec: FamilySpec, shape: Shape, profile: Profile, options: dict[str, Any]) -> str | None:
+def refusal(
+    spec: FamilySpec, shape: Shape, profile: Profile, options: dict[str, Any], *, final_norm: bool = True
+) -> str | None:
     """Return why the family cannot build the shape on the device, or None when it can."""
+    if not final_norm and not getattr(spec, "final_norm_optional", False):
+        return "it always ends with a LayerNorm, and the model has none"
     reason = spec.supports(shape, profile)
     if reason is not None:
         return reason
@@ -123,9 +128,9 @@ def refusal(spec: FamilySpec, shape: Shape, profile: Profile, options: dict[str,
     return None
 
 
-def _passed_over(spec: FamilySpec, shape: Shape, profile: Profile, rule: Rule) -> Rejection:
+def _passed_over(spec: FamilySpec, shape: Shape, profile: Profile, rule: Rule, final_norm: bool) -> Rejection:
     """Return why a family other than the chosen one does not serve."""
-    reason = refusal(spec, shape, profile, {})
+    reason = refusal(spec, shape, profile, {}, final_norm=final_norm)
     if reason is None:
         cost = _cost(spec.predict_s(shape, profile), spec.peak_bytes(shape, profile))
         reason = f"could serve ({cost}), but the rule {rule.name} matched first"

@@ -1,22 +1,25 @@
-"""The rule table: which family serves which shape, read from TOML and checked before it is used."""
+"""The rule table: which family serves which shape, read from TOML and checked before it is used.
+
+A table of the user's is laid over ours: its rows are tried first, ours follow. Where it is found: the file named by the
+caller, else the environment's ROOFLANE_RULES, else `[tool.rooflane] rules` in the nearest pyproject.toml.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import hashlib
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from rooflane.dispatch.conditions import FIELDS, Allowed, parse_condition
-from rooflane.dispatch.toml_source import complaints, header_lines, read_toml
-from rooflane.families import FamilySpec, registry
+from rooflane.dispatch.allowed import Allowed
+from rooflane.dispatch.conditions import FIELDS, parse_condition
+from rooflane.dispatch.rule_source import SHIPPED, find_user_table
+from rooflane.dispatch.toml_source import header_lines, parse_toml, read_text
 
 SHIPPED_RULES = Path(__file__).parent / "rules.toml"
-Severity = Literal["error", "warning"]
-CATCH_ALL = "a row with `when = {}` as the last one"
 
 
 class RuleError(ValueError):
@@ -46,6 +49,10 @@ class Rule(BaseModel):
         """The values each condition allows, by field."""
         return {name: parse_condition(name, raw) for name, raw in self.when.items()}
 
+    def allows(self, field: str) -> Allowed:
+        """Return the values of a field this rule takes; without a condition on it, all there are."""
+        return self.conditions.get(field, FIELDS[field].domain)
+
     def mismatch(self, facts: dict[str, Any]) -> str | None:
         """Return None when every condition holds, else the first that does not, in words."""
         for name, allowed in self.conditions.items():
@@ -60,118 +67,142 @@ class Rule(BaseModel):
 
     def covers(self, other: Rule) -> bool:
         """Return whether this rule matches wherever `other` does, condition by condition."""
-        return all(
-            allowed.covers(other.conditions.get(name, FIELDS[name].domain)) for name, allowed in self.conditions.items()
-        )
+        return all(allowed.covers(other.allows(name)) for name, allowed in self.conditions.items())
 
     @property
     def catches_all(self) -> bool:
         """Whether the rule matches every shape."""
         return all(allowed.covers(FIELDS[name].domain) for name, allowed in self.conditions.items())
 
+    def to_toml(self) -> str:
+        """Return the row as the text `load_rules` reads."""
+        from rooflane.dispatch.rule_text import row_text
 
-@dataclass(frozen=True)
-class LintFinding:
-    """One thing wrong with a row; an error makes the table unusable, a warning marks a row that may never act."""
-
-    kind: str
-    severity: Severity
-    rule: str
-    where: str
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.where}: {self.message}"
+        return row_text(self.model_dump(mode="json"))
 
 
 @dataclass(frozen=True)
 class RuleTable:
-    """The rules in order, with the file and the line each stands on."""
+    """The rules in the order they are tried, with the file and the line each stands on.
+
+    `path` is the file whose rows come first; `source` says how it was found; `left_out` names our rows whose place a
+    row of the user's takes by having the same name; `faults` holds what kept a row from being read.
+    """
 
     rules: tuple[Rule, ...]
     path: Path
     lines: tuple[int, ...]
+    files: tuple[Path, ...]
+    source: str = SHIPPED
+    left_out: tuple[str, ...] = ()
+    faults: tuple[Any, ...] = ()
 
-    def lint(self) -> list[LintFinding]:
-        """Return what is wrong with the table, in the order of its rows.
+    def where(self, index: int) -> str:
+        """Return the file and line of a row."""
+        return f"{self.files[index]}:{self.lines[index]}"
 
-        Errors: unknown-family, unknown-option, duplicate-name, missing-catch-all. Warnings: impossible (conditions
-        contradict each other), unreachable (behind a row that matches everything), shadowed (wherever the row
-        matches, one earlier row does): such a row acts only where the earlier row's family refuses the shape.
-        """
-        findings: list[LintFinding] = []
-        families = registry.load_families()
-        for index, rule in enumerate(self.rules):
-            where = f"{self.path}:{self.lines[index]}"
-            for kind, severity, message in _check_row(rule, self.rules[:index], families):
-                findings.append(LintFinding(kind, severity, rule.name, where, f"rule {rule.name!r} {message}"))
-        if not (self.rules and self.rules[-1].catches_all):
-            line = self.lines[-1] if self.lines else 1
-            name = self.rules[-1].name if self.rules else ""
-            message = f"the table ends without a catch-all, so some shapes would find no rule; add {CATCH_ALL}"
-            findings.append(LintFinding("missing-catch-all", "error", name, f"{self.path}:{line}", message))
-        return findings
+    def layers(self) -> list[tuple[int, int]]:
+        """Return the user's rows and ours as index ranges; one range where there is one file."""
+        own = sum(file == self.path for file in self.files)
+        ends = [(0, own), (own, len(self.rules))]
+        return [(first, last) for first, last in ends if first < last]
 
+    def lint(self) -> list[Any]:
+        """Return what is wrong with the table as `LintFinding`s, in the order of its rows; see `lint.lint`."""
+        from rooflane.dispatch.lint import lint
 
-def _check_row(
-    rule: Rule, earlier: tuple[Rule, ...], families: dict[str, FamilySpec]
-) -> Iterator[tuple[str, Severity, str]]:
-    """Yield what is wrong with one row as (kind, severity, end of the sentence)."""
-    if any(rule.name == other.name for other in earlier):
-        yield "duplicate-name", "error", "has the name of an earlier row; give it its own"
-    if rule.family not in families:
-        yield "unknown-family", "error", f"names the unknown family {rule.family!r}; there are: {_names(families)}"
-    else:
-        known = families[rule.family].options
-        for option in rule.options.keys() - known.keys():
-            takes = _names(known) or "no option"
-            yield "unknown-option", "error", f"sets the unknown option {option!r}; {rule.family} takes: {takes}"
-    if rule.impossible:
-        yield "impossible", "warning", f"can never match: what it asks of {rule.impossible} contradicts itself"
-        return
-    cover = next((other for other in earlier if other.covers(rule)), None)
-    if cover is None:
-        return
-    same = (cover.family, cover.options) == (rule.family, rule.options)
-    effect = "it can be removed" if same else f"it acts only where {cover.family} refuses the shape"
-    if cover.catches_all:
-        yield "unreachable", "warning", f"stands behind {cover.name!r}, which matches everything: {effect}"
-    else:
-        yield "shadowed", "warning", f"matches only where {cover.name!r} already does: {effect}"
+        return lint(self)
+
+    def title(self) -> str:
+        """Return what the table is made of, without the folders it lies in."""
+        if self.path == SHIPPED_RULES:
+            return "the shipped rules"
+        alone = all(file == self.path for file in self.files)
+        return f"{self.path.name} {'in place of' if alone else 'over'} the shipped rules"
+
+    def place(self, index: int) -> str:
+        """Return where a row comes from, for a reader: file and line, `shipped` for the file of ours."""
+        return f"shipped:{self.lines[index]}" if self.files[index] == SHIPPED_RULES else self.where(index)
+
+    def text(self) -> str:
+        """Return the whole table as the text of one file that needs no other, in the order it is tried."""
+        return "replace = true\n\n" + "\n".join(rule.to_toml() for rule in self.rules)
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the table's rows: two tables with one digest choose alike."""
+        return hashlib.sha256(self.text().encode()).hexdigest()
 
 
 def load_rules(path: str | Path | None = None, strict: bool = True) -> RuleTable:
-    """Read a rule table, the shipped one by default.
+    """Return the rule table in force: the user's rows, if there are any, over the shipped ones.
 
-    Raises `RuleError` with file and line for malformed TOML, an unknown key, field, comparison or value, and, unless
-    `strict` is off, for every error `RuleTable.lint` finds.
+    `path` names the user's table, `"shipped"` asks for ours alone; None looks at ROOFLANE_RULES, then at the nearest
+    pyproject.toml with a `[tool.rooflane]` table. A file with `replace = true` stands alone. Raises `RuleError` with
+    file and line for malformed TOML and, unless `strict` is off, for every error `RuleTable.lint` finds.
     """
-    path = SHIPPED_RULES if path is None else Path(path)
-    data, text = read_toml(path, RuleError)
-    rows = data.pop("rule", [])
-    if data:
-        raise RuleError(f"{path}:1: unknown key {next(iter(data))!r}; the file holds [[rule]] rows only")
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise RuleError(f"{path}:1: `rule` is not a list of tables; head each row with [[rule]]")
-    lines = header_lines(text, "[[rule]]")
-    if len(lines) != len(rows):
-        raise RuleError(f"{path}:1: rows are not headed by [[rule]] lines of their own; write each row under one")
-    rules = tuple(_parse_row(row, f"{path}:{line}") for row, line in zip(rows, lines, strict=True))
-    table = RuleTable(rules, path, tuple(lines))
-    errors = [finding for finding in table.lint() if finding.severity == "error"] if strict else []
+    found, source = find_user_table(path, RuleError)
+    path = SHIPPED_RULES if found is None else found
+    table, alone = _parse(read_text(path, RuleError), path, source)
+    if not alone and not path.samefile(SHIPPED_RULES):
+        table = _over_ours(table)
+    return checked(table) if strict else table
+
+
+def parse_rules(text: str, name: str, source: str = "given") -> RuleTable:
+    """Return the table a text holds, over ours unless it says `replace = true`, unchecked; `name` is its path."""
+    table, alone = _parse(text, Path(name), source)
+    return table if alone else _over_ours(table)
+
+
+def checked(table: RuleTable) -> RuleTable:
+    """Return the table; raises `RuleError` with every error found in it."""
+    errors = [finding for finding in table.lint() if finding.severity == "error"]
     if errors:
         raise RuleError("; ".join(map(str, errors)))
     return table
 
 
-def _parse_row(row: dict[str, Any], where: str) -> Rule:
-    try:
-        return Rule.model_validate(row)
-    except ValidationError as error:
-        place, sentence = complaints(error)[0]
-        named = f"rule {row['name']!r}" if isinstance(row.get("name"), str) else "an unnamed rule"
-        at = ".".join(map(str, place))
-        raise RuleError(f"{where}: {named}: {at}: {sentence}; a row has {', '.join(Rule.model_fields)}") from None
+def _over_ours(table: RuleTable) -> RuleTable:
+    """Return the table with our rows behind its own, less those it gives a row of the same name."""
+    ours, _ = _parse(read_text(SHIPPED_RULES, RuleError), SHIPPED_RULES, SHIPPED)
+    taken = {rule.name for rule in table.rules}
+    kept = [index for index, rule in enumerate(ours.rules) if rule.name not in taken]
+    return replace(
+        table,
+        rules=table.rules + tuple(ours.rules[index] for index in kept),
+        lines=table.lines + tuple(ours.lines[index] for index in kept),
+        files=table.files + tuple(ours.files[index] for index in kept),
+        left_out=tuple(rule.name for rule in ours.rules if rule.name in taken),
+    )
+
+
+def _parse(text: str, path: Path, source: str) -> tuple[RuleTable, bool]:
+    """Return one file's rows, and whether they stand alone."""
+    from rooflane.dispatch.lint import read_row
+
+    data = parse_toml(text, path, RuleError)
+    rows, alone = data.pop("rule", []), data.pop("replace", False)
+    if data:
+        raise RuleError(
+            f"{path}:1: unknown key {next(iter(data))!r}; the file holds [[rule]] rows and, to stand alone, "
+            "`replace = true`"
+        )
+    if not isinstance(alone, bool):
+        raise RuleError(f"{path}:1: replace is {alone!r}; it is true (our rows are left out) or false (they follow)")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise RuleError(f"{path}:1: `rule` is not a list of tables; head each row with [[rule]]")
+    lines = header_lines(text, "[[rule]]")
+    if len(lines) != len(rows):
+        raise RuleError(f"{path}:1: rows are not headed by [[rule]] lines of their own; write each row under one")
+    rules, kept, faults = [], [], []
+    for row, line in zip(rows, lines, strict=True):
+        rule, wrong = read_row(row, f"{path}:{line}")
+        faults += wrong
+        if rule:
+            rules.append(rule)
+            kept.append(line)
+    table = RuleTable(tuple(rules), path, tuple(kept), (path,) * len(rules), source, faults=tuple(faults))
+    return table, alone
 
 
 def show_value(value: Any) -> str:
@@ -187,7 +218,3 @@ def show_condition(raw: Any) -> str:
         signs = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "=", "ne": "!="}
         return " and ".join(f"{signs[op]} {show_value(value)}" for op, value in raw.items())
     return " or ".join(map(show_value, raw)) if isinstance(raw, list) else show_value(raw)
-
-
-def _names(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names))

@@ -14,14 +14,24 @@ DECODE_POSITION = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\
 
 def read_toml(path: Path, error: type[ValueError]) -> tuple[dict[str, Any], str]:
     """Return the parsed document and its text; raises `error` naming the file and, for bad TOML, the line."""
+    text = read_text(path, error)
+    return parse_toml(text, path, error), text
+
+
+def read_text(path: Path, error: type[ValueError]) -> str:
+    """Return a file's text; raises `error` naming the file when there is none to read."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise error(f"{path}: no such file; check the path") from None
     except (OSError, UnicodeDecodeError) as problem:
         raise error(f"{path}: cannot be read ({problem}); it must be a UTF-8 TOML file") from None
+
+
+def parse_toml(text: str, path: Path, error: type[ValueError]) -> dict[str, Any]:
+    """Return the document a text holds; raises `error` naming the file and line of what is not TOML."""
     try:
-        return tomllib.loads(text), text
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as problem:
         message = str(problem)
         position = DECODE_POSITION.search(message)

@@ -6,13 +6,16 @@ from typing import Any
 # Loaded on first use: `rooflane classify` starts in this package and must answer in under a second.
 _HOMES = {
     "campaign": ("Event", "evaluate", "resume"),
-    "comparison": ("Comparison", "compare", "render_comparison"),
+    "comparison": ("Comparison", "compare"),
+    "comparison_text": ("render_comparison",),
     "exit_codes": ("EvaluationError", "ExitCode"),
     "gate": ("ATOL", "RTOL", "GateResult", "check_gate"),
     "report": ("render_json", "render_markdown", "render_readme_table", "render_terminal", "update_between_markers"),
     "run": ("Run", "open_run"),
+    "selection": ("Selection", "select"),
     "settings": ("Settings",),
     "summary": ("Summary", "summarise"),
+    "verdict": ("Verdict",),
 }
 __all__ = sorted(name for names in _HOMES.values() for name in names)
 

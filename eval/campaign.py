@@ -25,9 +25,10 @@ from rooflane.eval.candidates import load_rule_table, parse_candidate
 from rooflane.eval.environment import ROOT, resolve_device
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.forkserver import fork_server
+from rooflane.eval.gpu_lock import campaign_lock, device_key
 from rooflane.eval.integrity import harness_digests
 from rooflane.eval.planning import foregone_candidates, infeasible, predict, profile_for, skip_reasons
-from rooflane.eval.records import ANCHOR, COMPILED_PREFIX, COPY_PREFIX, EAGER, NOOP, Key, Record, RunMeta
+from rooflane.eval.records import ANCHOR, COMPILED_PREFIX, COPY_PREFIX, EAGER, NOOP, Key, Record, RulesUsed, RunMeta
 from rooflane.eval.reveal import keep_seed, recall_seed, reveal, seed_hash
 from rooflane.eval.run import Run, create_run, open_run
 from rooflane.eval.settings import Settings, ShapeTodo, derive_seed, make_settings
@@ -116,15 +117,20 @@ def evaluate(
         profile=profile.model_dump(mode="json"),
         price_per_hour=profile.usd_per_hour or None,
         predictions=[predict(shape, profile, parsed, rules) for shape in shapes],
+        rules=RulesUsed(source=rules.title(), digest=rules.digest(), text=rules.text()),
     )
-    run = create_run(Path(runs_dir), meta)
-    keep_seed(run.folder, seed)
-    return Campaign(run, on_event).run_all()
+    with campaign_lock(device_key(device), meta.id):
+        run = create_run(Path(runs_dir), meta)
+        keep_seed(run.folder, seed)
+        return Campaign(run, on_event).run_all()
 
 
 def resume(folder: str | Path, *, on_event: Callable[[Event], None] | None = None) -> Run:
     """Go on with a run: rows that are there stay and are not measured again; the missing ones are added."""
-    return Campaign(open_run(folder), on_event).run_all()
+    run = open_run(folder)
+    with campaign_lock(device_key(run.meta.device), run.meta.id):
+        run.resume()
+        return Campaign(run, on_event).run_all()
 
 
 class Campaign:
@@ -160,6 +166,8 @@ class Campaign:
                 self.run.meta = reveal(self.run.folder, self.meta, self.seed, self._overhead_share())
         except KeyboardInterrupt:
             self.run.interrupted = True
+        if not self.run.interrupted and (said := self.run.finish()):
+            self._tell("note", text=said)
         return self.run
 
     def _run_process(self, process: int) -> None:
@@ -182,7 +190,9 @@ class Campaign:
     def _run_team(self, process: int, todo: tuple[ShapeTodo, ...]) -> None:
         """Measure what is to do with one team of workers."""
         self._preload(process)
-        hello = {"device": self.meta.device, "profile": self.meta.profile, "rules": self.settings.rules}
+        # The table the run was predicted with, whatever has become of its file since.
+        rules = self.meta.rules.text if self.meta.rules else load_rule_table(self.settings.rules).text()
+        hello = {"device": self.meta.device, "profile": self.meta.profile, "rules": rules}
         team = Team(self.meta.candidates, hello, self.settings.arm_timeout_s)
         deadline = self._deadline(process)
         try:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rooflane.dispatch import RouteError, load_rules, refusal, route
+from rooflane.eval.candidate_source import check_source
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.families import FamilyError, get_family, load_families
 from rooflane.shapes import Shape
@@ -66,6 +67,7 @@ def parse_candidate(text: str) -> Candidate:
                 f"candidate {text!r}: there is no file {head}; give the path of a Python file that defines "
                 "build(model, shape, device) or a class UserOptimizedTransformer(config)"
             )
+        check_source(text, path, (tail,) if tail else DEFAULT_NAMES)
         return Candidate(text, path=path.resolve(), attribute=tail)
     try:
         family = get_family(head)
@@ -117,7 +119,7 @@ def build_candidate(
     """
     if not candidate.path:
         return get_family(plan.family).build(model, shape, device, **plan.options), model
-    target = _load_attribute(candidate)
+    target = load_attribute(candidate)
     if not inspect.isclass(target):
         forward = target(model, shape, device)
         if not callable(forward):
@@ -132,11 +134,11 @@ def build_candidate(
 
 
 def load_rule_table(path: str | None) -> Any:
-    """Return the rule table at a path, the built-in one for None."""
-    return load_rules(path) if path else load_rules()
+    """Return the rule table in force, the one at `path` over ours where a path is given."""
+    return load_rules(path or None)
 
 
-def _load_attribute(candidate: Candidate) -> Any:
+def load_attribute(candidate: Candidate) -> Any:
     """Import the user's file under a name of its own and return what is to be built."""
     name = f"rooflane_candidate_{candidate.path.stem}"
     spec = importlib.util.spec_from_file_location(name, candidate.path)

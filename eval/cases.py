@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
     from rooflane.shapes import Shape
 
+# Added to the elements that are changed: far outside the rounding of any dtype, within the range of the data.
+NUDGE = 2.0
 MASK_NAMES = ("padding 0.3", "one token", "holes", "no mask")
 
 
@@ -19,12 +21,13 @@ class Case:
     """How one input and its mask are drawn.
 
     `drawn` is the benchmark's own draw; `mask` one of the mask checks and `stress` one of the stress inputs, by
-    `name`; `swapped` has the mask of `seed` and an unpadded x of `seed + 1`; `halved` a mask cut to its first half.
+    `name`; `swapped` has the mask of `seed` and an unpadded x of `seed + 1`; `halved` a mask cut to its first half;
+    `nudged` one element of each sequence changed, at a valid token drawn from the seed.
     """
 
     seed: int
     padding: float = 0.0
-    kind: Literal["drawn", "mask", "stress", "swapped", "halved"] = "drawn"
+    kind: Literal["drawn", "mask", "stress", "swapped", "halved", "nudged"] = "drawn"
     name: str = ""
 
     def as_dict(self) -> dict[str, Any]:
@@ -57,6 +60,11 @@ def draw_case(case: Case, shape: Shape, device: torch.device) -> tuple[Tensor, T
         if case.kind == "swapped":
             # Unpadded: zero rows that the mask calls valid would make TF32 eager itself stray past the gate.
             x, _ = _draw(shape, device, case.seed + 1, 0.0)
+        elif case.kind == "nudged":
+            generator = torch.Generator(device=x.device).manual_seed(case.seed + 1)
+            share = torch.rand(2, len(x), generator=generator, device=x.device)
+            token, column = (share[0] * mask.sum(dim=1)).long(), (share[1] * x.shape[2]).long()
+            x[torch.arange(len(x), device=x.device), token, column] += NUDGE
         elif case.kind == "halved":
             mask[:, (mask.shape[1] + 1) // 2 :] = False
         return x, mask

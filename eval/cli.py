@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from rooflane.eval.commands import device, evaluate, plan, reports, rules
+from rooflane.eval.commands import audit, device, evaluate, export, new, plan, reports, rules, statistics, submit
 from rooflane.eval.exit_codes import ExitCode
 
 DEBUG = "--debug"
@@ -24,11 +24,18 @@ app.command("eval")(evaluate.eval_command)
 app.command("classify")(plan.classify_command)
 app.command("route")(plan.route_command)
 app.add_typer(rules.app, name="rules")
+app.add_typer(new.app, name="new")
 app.command("families")(plan.families_command)
 app.command("probe")(device.probe_command)
 app.command("profile")(device.profile_command)
+app.command("submit")(submit.submit_command)
+app.command("export")(export.export_command)
 app.command("report")(reports.report_command)
 app.command("compare")(reports.compare_command)
+app.command("plan")(statistics.plan_command)
+app.command("price")(statistics.price_command)
+app.command("seal")(statistics.seal_command)
+app.command("audit-gate")(audit.audit_gate_command)
 app.command("doctor")(device.doctor_command)
 
 

@@ -1,40 +1,45 @@
-"""Compare two arms by latency: in one run by pairs, across two runs by Welch's interval."""
+"""Compare two arms by latency: in one campaign by pairs, across two by Welch; both with floor and verdict."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rooflane.eval.exit_codes import EvaluationError
-from rooflane.eval.records import Record
+from rooflane.eval.estimator import Estimate, ShapeEstimate, estimate, welch_by_shape
+from rooflane.eval.evidence import Evidence
+from rooflane.eval.exit_codes import EvaluationError, ExitCode
+from rooflane.eval.figures import required
+from rooflane.eval.floor import Floor, Floors, find_floors
+from rooflane.eval.nulls import machine_of, software_of
+from rooflane.eval.records import EAGER
 from rooflane.eval.run import Run, open_run
-from rooflane.eval.stats import Interval, t_interval, welch_interval
-from rooflane.eval.summary import log_ratios, process_medians
-from rooflane.eval.tables import interval, number
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from rooflane.eval.stats import Interval, welch_interval
+from rooflane.eval.verdict import MARGIN, Verdict, judge, judge_campaign
 
 SEPARATOR = "::"
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One shape: both latencies in ms, and how many times faster A is."""
+    """One shape: both latencies in ms, how many times faster A is, and what that says with Holm over the shapes."""
 
     shape: str
     a_ms: float
     b_ms: float
     ratio: Interval
     verdict: str
+    why: str = ""
+    holm_p: float | None = None
+    floor: Floor | None = None
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A against B; `left_out` tells why a shape has no pair."""
+    """A against B; `left_out` tells why a shape has no pair, `notes` what a reader must know."""
 
     a: str
     b: str
@@ -43,55 +48,80 @@ class Comparison:
     left_out: dict[str, str]
     geomean: Interval | None
     verdict: str
+    why: str = ""
+    floor: Floor | None = None
+    notes: tuple[str, ...] = field(default=())
 
     def as_dict(self) -> dict[str, Any]:
         """Return the comparison as plain values."""
         return asdict(self)
 
+    def exit_code(self, require: str = "complete") -> ExitCode:
+        """Return the exit status: contaminated, or what is required of the verdict."""
+        return ExitCode.CONTAMINATED if self.verdict == Verdict.CONTAMINATED else required({self.verdict}, require)
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class _Side:
-    """One arm of one run: its rows by shape and process."""
+    """One arm of one run."""
 
     label: str
     run: Run
     arm: str
-    rows: dict[str, dict[int, Record]]
+    evidence: Evidence
+
+    def owes(self, shape: str) -> bool:
+        """Tell whether the run planned the arm on a shape: controls and copies only run where eager fits."""
+        meta = self.run.meta
+        return all(found.id != shape for found in meta.shape_list()) or self.arm in meta.planned(0, shape)
+
+    def unusable(self, shape: str) -> str:
+        """Return why the arm cannot be compared on a shape, empty when it can."""
+        rows = list(self.evidence.measured.rows(shape, self.arm).values())
+        if not self.evidence.measured.rounds.of(shape, self.arm):
+            return f"not measured by {self.label}"
+        if any(row.integrity for row in rows):
+            return f"{self.label} shows evidence of manipulation"
+        if any(row.status == "incorrect" and row.kind == "candidate" for row in rows):
+            return f"{self.label} is wrong"
+        return ""
+
+    def processes(self, shapes: Sequence[str]) -> set[int]:
+        """Return the processes that timed the arm on any of some shapes."""
+        return {process for shape in shapes for process in self.evidence.measured.rounds.of(shape, self.arm)}
+
+    def logs(self, shape: str) -> dict[int, float]:
+        """Return the log of the median event nanoseconds by process."""
+        return {process: math.log(ns) for process, ns in self.evidence.measured.medians(shape, self.arm).items()}
 
 
-def compare(a: str, b: str, *, run: Run | None = None) -> Comparison:
+def compare(a: str, b: str, *, run: Run | None = None, margin: float = MARGIN) -> Comparison:
     """Compare A with B by event time, shape by shape, and over the shapes both ran.
 
     Each is `RUN` (its first candidate), `RUN::ARM`, or an arm's name when `run` is given. Arms of one run are
     paired process by process, mirrored round by mirrored round; arms of two runs by Welch's t on the logs of the
-    per-process medians. The geometric mean exists only when no shape of either side is left out. Raises
-    `EvaluationError` for an unknown run or arm and for runs without a common shape.
+    per-process medians. The geometric mean exists only when no shape of either side is left out. The verdict has the
+    standing of one over eager: it clears the floor of both arms' nulls, Holm's correction holds over the shapes.
+    Raises `EvaluationError` for an unknown run or arm and for runs without a common shape.
     """
     left, right = _side(a, run), _side(b, run)
     paired = left.run.folder.resolve() == right.run.folder.resolve()
-    pairs, left_out, logs = [], {}, []
-    # In the shape files' order: rows come in the order each process drew.
-    for shape in dict.fromkeys(shape.id for side in (left, right) for shape in side.run.meta.shape_list()):
-        if shape not in left.rows and shape not in right.rows:
-            continue
-        mine, theirs = _usable(left.rows.get(shape, {})), _usable(right.rows.get(shape, {}))
-        absent = [side.label for side, rows in ((left, mine), (right, theirs)) if not rows]
-        reason = f"not measured by {' nor by '.join(absent)}" if absent else ""
-        ratios = log_ratios(theirs, mine) if paired else {}
-        if paired and not reason and not ratios:
-            reason = "the two were never timed in one process"
-        if reason:
-            left_out[shape] = reason
-            continue
-        a_ns, b_ns = process_medians(mine), process_medians(theirs)
-        a_logs, b_logs = [math.log(value) for value in a_ns.values()], [math.log(value) for value in b_ns.values()]
-        found = t_interval(list(ratios.values())) if paired else welch_interval(b_logs, a_logs)
-        logs.append(ratios if paired else (dict(zip(a_ns, a_logs, strict=True)), dict(zip(b_ns, b_logs, strict=True))))
-        pairs.append(Pair(shape, _ms(a_logs), _ms(b_logs), found, _verdict(found)))
-    if not pairs:
+    shapes, left_out = _common(left, right)
+    if not shapes:
         why = "; ".join(f"shape {shape}: {reason}" for shape, reason in left_out.items()) or "neither has a row"
         raise EvaluationError(f"{left.label} and {right.label} have no shape that both measured ({why})")
-    geomean = None if left_out else _geomean(logs, paired)
+    estimates, geomean = (_by_pairs if paired else _by_welch)(left, right, shapes)
+    geomean = None if left_out else geomean
+    floors = _floors(left, right, shapes, paired)
+    contaminated = _contaminated(left, right, floors)
+    processes = min(len(side.processes(shapes)) for side in (left, right))
+    quick = any(side.run.meta.settings["quick"] for side in (left, right))
+    judged = _Terms(processes, quick, contaminated, margin)
+    pairs = [
+        Pair(shape, _ms(left, shape), _ms(right, shape), one.interval, *judged.shape(one, floors.shapes.get(shape)))
+        for shape, one in estimates.items()
+    ]
+    verdict, why = judged.mean(geomean, floors.geomean)
     return Comparison(
         a=left.label,
         b=right.label,
@@ -99,34 +129,43 @@ def compare(a: str, b: str, *, run: Run | None = None) -> Comparison:
         pairs=tuple(pairs),
         left_out=left_out,
         geomean=geomean,
-        verdict=_verdict(geomean),
+        verdict=verdict,
+        why=why,
+        floor=floors.geomean,
+        notes=_notes(left, right),
     )
 
 
-def render_comparison(comparison: Comparison, console: Console) -> None:
-    """Print the comparison as a table with the mean under it."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
+@dataclass(frozen=True)
+class _Terms:
+    """What a comparison is judged under."""
 
-    table = Table(
-        title=f"A = {comparison.a}, B = {comparison.b}: B's event time over A's ({comparison.method})",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
-    for column in ("id", "A ms", "B ms", "ratio [95%]", "A is"):
-        table.add_column(column, justify="left" if column in ("id", "A is") else "right")
-    for pair in comparison.pairs:
-        cells = (pair.shape, number(pair.a_ms), number(pair.b_ms), interval(pair.ratio), pair.verdict)
-        table.add_row(*map(Text, cells))
-    console.print(table)
-    if any(pair.ratio.low is None for pair in comparison.pairs):
-        console.print("one process gives no interval, so nothing can be told apart; measure with --processes 2 or more")
-    for shape, reason in comparison.left_out.items():
-        console.print(f"shape {shape}: left out, {reason}", markup=False, highlight=False)
-    mean = f"geometric mean {interval(comparison.geomean)}" if comparison.geomean else "no mean: a shape is left out"
-    console.print(f"{mean}; A is {comparison.verdict}", style="bold", markup=False, highlight=False)
+    processes: int
+    quick: bool
+    contaminated: str
+    margin: float
+
+    def mean(self, geomean: Interval | None, floor: Floor | None) -> tuple[str, str]:
+        """Return the verdict on the geometric mean, and why."""
+        if geomean is None:
+            return Verdict.NONE, "there is no mean over every shape and process"
+        found = judge_campaign(
+            geomean,
+            floor,
+            processes=self.processes,
+            quick=self.quick,
+            contaminated=self.contaminated,
+            margin=self.margin,
+        )
+        return found.verdict, found.why
+
+    def shape(self, one: ShapeEstimate, floor: Floor | None) -> tuple[str, str, float | None, Floor | None]:
+        """Return the verdict on one shape, why, its corrected p and its floor."""
+        verdict, why = self.mean(one.interval, floor)
+        if verdict not in (Verdict.NONE, Verdict.CONTAMINATED):
+            found = judge(one.interval, floor, margin=self.margin, holm_p=one.holm_p)
+            verdict, why = found.verdict, found.why
+        return verdict, why, one.holm_p, floor
 
 
 def _side(text: str, run: Run | None) -> _Side:
@@ -136,45 +175,105 @@ def _side(text: str, run: Run | None) -> _Side:
         place, arm = "", place
     found = open_run(place) if place else run
     arm = arm or found.meta.candidates[0]
-    rows: dict[str, dict[int, Record]] = {}
-    arms = []
-    for record in found.records():
-        arms.append(record.arm)
-        if record.arm == arm:
-            rows.setdefault(record.shape_id, {})[record.process] = record
-    if not rows:
-        known = ", ".join(dict.fromkeys(arms)) or "none yet"
+    records = found.records()
+    if not any(record.arm == arm for record in records):
+        known = ", ".join(dict.fromkeys(record.arm for record in records)) or "none yet"
         raise EvaluationError(f"{text}: run {found.meta.id} has no arm {arm!r}; it has: {known}")
-    return _Side(f"{found.meta.id}{SEPARATOR}{arm}", found, arm, rows)
+    return _Side(f"{found.meta.id}{SEPARATOR}{arm}", found, arm, Evidence.of(found.meta, records))
 
 
-def _usable(rows: dict[int, Record]) -> dict[int, Record]:
-    """Return the rows with a right output and a time; none when any process found a wrong output."""
-    if any(record.status == "incorrect" and record.kind == "candidate" for record in rows.values()):
-        return {}
-    return {process: record for process, record in rows.items() if process in process_medians(rows)}
+def _common(left: _Side, right: _Side) -> tuple[list[str], dict[str, str]]:
+    """Return the shapes both can be compared on, in the files' order, and why the others are left out."""
+    common, left_out = [], {}
+    for shape in dict.fromkeys(shape.id for side in (left, right) for shape in side.run.meta.shape_list()):
+        if not any(side.evidence.measured.rows(shape, side.arm) for side in (left, right)):
+            continue
+        if not (left.owes(shape) and right.owes(shape)):
+            continue
+        reasons = [reason for side in (left, right) if (reason := side.unusable(shape))]
+        if reasons:
+            left_out[shape] = " and ".join(dict.fromkeys(reasons))
+        elif (
+            left.run.folder.resolve() == right.run.folder.resolve()
+            and not left.logs(shape).keys() & right.logs(shape).keys()
+        ):
+            left_out[shape] = "the two were never timed in one process"
+        else:
+            common.append(shape)
+    return common, left_out
 
 
-def _geomean(logs: list[Any], paired: bool) -> Interval | None:
-    """Return the ratio over all shapes, from the processes that have every one of them."""
-    if paired:
-        common = set.intersection(*(set(ratios) for ratios in logs))
-        means = [fmean(ratios[process] for ratios in logs) for process in sorted(common)]
-        return t_interval(means) if means else None
-    sides = []
-    for side in (0, 1):
-        common = set.intersection(*(set(pair[side]) for pair in logs))
-        sides.append([fmean(pair[side][process] for pair in logs) for process in sorted(common)])
-    return welch_interval(sides[1], sides[0]) if all(sides) else None
+def _by_pairs(left: _Side, right: _Side, shapes: Sequence[str]) -> tuple[dict[str, ShapeEstimate], Interval | None]:
+    """Return the estimates of arms timed beside each other, over the processes that timed both anywhere."""
+    processes = sorted(left.processes(shapes) & right.processes(shapes))
+    measured = left.evidence.measured
+    found = estimate(measured.rounds, shapes, right.arm, left.arm, processes, measured.contamination)
+    return dict(found.shapes), found.geomean
 
 
-def _verdict(found: Interval | None) -> str:
-    """Return what an interval says about A: faster, slower, or not distinguishable."""
-    if found is None or found.low is None:
-        return "not distinguishable"
-    return "faster" if found.low > 1 else "slower" if found.high < 1 else "not distinguishable"
+def _by_welch(left: _Side, right: _Side, shapes: Sequence[str]) -> tuple[dict[str, ShapeEstimate], Interval | None]:
+    """Return the estimates of arms timed in different processes."""
+    logs = {shape: tuple(list(side.logs(shape).values()) for side in (right, left)) for shape in shapes}
+    means = []
+    for side in (right, left):
+        found = [side.logs(shape) for shape in shapes]
+        processes = side.processes(shapes)
+        if any(process not in one for one in found for process in processes):
+            return welch_by_shape(logs), None
+        means.append([fmean(one[process] for one in found) for process in sorted(processes)])
+    return welch_by_shape(logs), welch_interval(*means)
 
 
-def _ms(logs: list[float]) -> float:
-    """Return the geometric mean of nanoseconds given as logs, in milliseconds."""
-    return math.exp(fmean(logs)) / 1e6
+def _floors(left: _Side, right: _Side, shapes: Sequence[str], paired: bool) -> Floors:
+    """Return the floors under a comparison: from both arms' nulls, and from those stored beside each run."""
+    nulls: list[Estimate] = []
+    means: list[float] = []
+    by_shape: dict[str, list[float]] = {}
+    for side in dict.fromkeys((left, right)):
+        # Eager's null stands in for an arm of which no copy was timed.
+        timed = [shape for shape in shapes if shape in side.evidence.counted]
+        own = side.evidence.nulls(side.arm, shapes=timed) or side.evidence.nulls(EAGER, shapes=timed)
+        nulls += own.values()
+        if paired and side is right:
+            continue  # the stored nulls of one run are its left side's already
+        stored = side.evidence.stored(side.run.stored_nulls())
+        means += stored.geomean
+        for shape, logs in (stored.shapes or {}).items():
+            by_shape.setdefault(shape, []).extend(logs)
+    return find_floors(nulls, means, by_shape)
+
+
+def _contaminated(left: _Side, right: _Side, floors: Floors) -> str:
+    """Return why a comparison rests on a disturbed campaign, empty when it does not."""
+    for side in (left, right):
+        contamination = side.evidence.measured.contamination
+        if contamination.too_much:
+            return f"run {side.run.meta.id}: {contamination.describe()}"
+    return floors.broken
+
+
+def _notes(left: _Side, right: _Side) -> tuple[str, ...]:
+    """Return what a reader must know beside the figures."""
+    notes = []
+    for side in dict.fromkeys((left, right)):
+        rows = [
+            row
+            for shape in side.run.meta.shape_list()
+            for row in side.evidence.measured.rows(shape.id, side.arm).values()
+        ]
+        if any(row.contract or (row.verification and row.verification.contract) for row in rows):
+            notes.append(f"{side.label} is right only under a contract")
+        unowed = [shape.id for shape in side.run.meta.shape_list() if not side.owes(shape.id)]
+        if unowed:
+            notes.append(f"{side.label} was not planned on shape {', '.join(unowed)}, which eager does not fit")
+        if said := side.evidence.measured.contamination.describe():
+            notes.append(f"run {side.run.meta.id}: {said}")
+    places = [(machine_of(side.evidence.environment), software_of(side.evidence.environment)) for side in (left, right)]
+    if places[0] != places[1]:
+        notes.append(f"the runs differ in machine or software: {'; '.join(', '.join(place) for place in places)}")
+    return tuple(dict.fromkeys(notes))
+
+
+def _ms(side: _Side, shape: str) -> float:
+    """Return the geometric mean over processes of the median call, in milliseconds."""
+    return math.exp(fmean(side.logs(shape).values())) / 1e6

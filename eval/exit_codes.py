@@ -11,11 +11,14 @@ class ExitCode(IntEnum):
     COMPLETE = 0  # every planned row is there and every output correct (or the required verdict holds)
     ERROR = 1  # an unexpected exception
     USAGE = 2  # a request that cannot be run
-    SLOWER = 10  # --require faster: the whole interval lies below the null's floor
-    INCONCLUSIVE = 12  # --require faster: the interval does not clear the floor, or no verdict is claimed
+    SLOWER = 10  # --require: the whole interval lies below the noise floor
+    EQUIVALENT = 11  # --require faster: the whole interval lies within the declared margin of 1
+    INCONCLUSIVE = 12  # --require: the interval does not clear the floor, or no verdict is claimed
     INCORRECT = 20  # a candidate's output failed a check
     CONTRACT = 21  # correct, but a built forward breaks a promise it owes its caller
     INCOMPLETE = 22  # a row is missing, or an arm raised, ran out of memory or took its worker with it
+    INTEGRITY = 30  # evidence that outputs, clocks or state were manipulated
+    CONTAMINATED = 40  # the machine was disturbed too much, or a copy of an arm differs from the arm
     INTERRUPTED = 130  # Ctrl-C; what was measured is kept
 
 

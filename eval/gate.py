@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,6 +16,10 @@ RTOL = 0.02
 TILE = 128
 # Elements compared at a time: bounds the temporaries to about 10 x 64 MB, whatever the output's size.
 CHUNK_ELEMENTS = 1 << 24
+# Upper edges of the histogram's bins, in units of the tolerance; a last bin holds what lies above 1 and fails.
+BIN_EDGES = (0.001, 0.01, 0.03, 0.1, 0.3, 1.0)
+
+_CONFIG = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
 
 
 class GateResult(BaseModel):
@@ -26,7 +30,7 @@ class GateResult(BaseModel):
     largest mean error, so a local fault shows that a global figure would hide.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
+    model_config = _CONFIG
 
     passed: bool
     total: int
@@ -43,13 +47,63 @@ class GateResult(BaseModel):
     dtype: str = ""
     device: str = ""
     reason: str = ""
+    rms: float | None = Field(default=None, description="root mean square error; taken where a spread is asked for")
+    bins: tuple[int, ...] = Field(default=(), description="elements by use of tolerance, edges BIN_EDGES, then above")
+
+    @property
+    def tile_of_worst(self) -> tuple[int, int]:
+        """The tile (row block, column block) of `TILE` tokens x `TILE` columns that holds the worst element."""
+        return self.worst_index[-2] // TILE, self.worst_index[-1] // TILE
 
 
-def check_gate(out: Tensor, ref: Tensor, atol: float = ATOL, rtol: float = RTOL) -> GateResult:
+class TruthCheck(BaseModel):
+    """One input on which both sides are compared with fp64: the gate, or an error within `factor` of eager's own.
+
+    `gate` holds the candidate's errors, with their root mean square and histogram; `eager_*` hold the baseline's.
+    """
+
+    model_config = _CONFIG
+
+    name: str
+    passed: bool
+    gate: GateResult
+    eager_max_abs: float
+    factor: float
+    rows: str = Field(description="the part of the batch that was compared")
+    eager_rms: float | None = None
+    eager_bins: tuple[int, ...] = ()
+
+    @property
+    def max_ratio(self) -> float:
+        """The candidate's worst error in units of the baseline's own."""
+        return _ratio(self.gate.max_abs, self.eager_max_abs)
+
+    @property
+    def rms_ratio(self) -> float | None:
+        """The candidate's root mean square error in units of the baseline's own."""
+        if self.gate.rms is None or self.eager_rms is None:
+            return None
+        return _ratio(self.gate.rms, self.eager_rms)
+
+    @property
+    def use(self) -> float:
+        """The use of what this check allows, above 1 fails: of the gate, or of `factor` times eager's worst error."""
+        if not math.isfinite(self.gate.max_abs):
+            return math.inf
+        return min(self.gate.use, self.max_ratio / self.factor)
+
+    @property
+    def headroom(self) -> float:
+        """How many times the errors could grow before this check fails; below 1 it has failed."""
+        return 1 / self.use if self.use else math.inf
+
+
+def check_gate(out: Tensor, ref: Tensor, atol: float = ATOL, rtol: float = RTOL, *, spread: bool = False) -> GateResult:
     """Compare an output with its reference element by element.
 
     An element passes when both values are finite and `|out - ref| <= atol` or `|out - ref| <= rtol |ref|`, both
     inclusive; a different shape fails every element. Errors are taken in float32, in float64 if either side is.
+    `spread` adds the root mean square error and the histogram of the use of tolerance.
     """
     import torch
 
@@ -73,6 +127,7 @@ def check_gate(out: Tensor, ref: Tensor, atol: float = ATOL, rtol: float = RTOL)
     failed, max_rel, use = 0, 0.0, 0.0
     worst = (-1.0, 0, 0.0, 0.0)  # error, flat index, out, ref
     tile = (-1.0, -1.0, (0, 0))  # failed share, mean error, (row, column) of the tile
+    squares, bins = 0.0, [0] * (len(BIN_EDGES) + 1)
     for start in range(0, ref_rows.shape[0], step):
         a, b = out_rows[start : start + step].to(wide), ref_rows[start : start + step].to(wide)
         finite = torch.isfinite(a) & torch.isfinite(b)
@@ -82,7 +137,13 @@ def check_gate(out: Tensor, ref: Tensor, atol: float = ATOL, rtol: float = RTOL)
         failed += int((~passed).sum())
         # The smaller quotient is the one that lets an element pass; 0 / 0 uses nothing.
         share = torch.where(error == 0, 0.0, torch.minimum(error / atol, error / (rtol * size)))
-        use = max(use, float(torch.where(finite, share, math.inf).max()))
+        share = torch.where(finite, share, math.inf)
+        use = max(use, float(share.max()))
+        if spread:
+            squares += float(error.double().square().sum())
+            edges = torch.tensor(BIN_EDGES, dtype=wide, device=share.device)
+            counts = torch.bincount(torch.bucketize(share.flatten(), edges), minlength=len(bins)).tolist()
+            bins = [have + more for have, more in zip(bins, counts, strict=True)]
         max_rel = max(max_rel, float((error / size.clamp_min(1e-12)).max()))
         flat = int(error.argmax())
         top = float(error.flatten()[flat])
@@ -103,6 +164,8 @@ def check_gate(out: Tensor, ref: Tensor, atol: float = ATOL, rtol: float = RTOL)
         worst_tile=tile[2],
         worst_tile_failed_share=tile[0],
         worst_tile_mean_abs=tile[1],
+        rms=math.sqrt(squares / ref.numel()) if spread else None,
+        bins=tuple(bins) if spread else (),
         **names,
     )
 
@@ -124,6 +187,13 @@ def merge_gates(results: list[GateResult]) -> GateResult:
             "reason": next((result.reason for result in results if result.reason), ""),
         }
     )
+
+
+def _ratio(error: float, own: float) -> float:
+    """Return an error in units of the baseline's own; 0 / 0 counts as equal."""
+    if own:
+        return error / own
+    return math.inf if error else 1.0
 
 
 def _worst_tile(error: Tensor, failing: Tensor, first_row: int) -> tuple[float, float, tuple[int, int]]:

@@ -45,13 +45,13 @@ class WindowWall:
 def hidden_time(windows: Sequence[WindowWall], null: Sequence[WindowWall]) -> list[str]:
     """Tell whether an arm's event times leave out time that its windows took and the null's do not.
 
-    The least of the arm's windows is held against the null's median: a busy machine lengthens some windows, a clock
-    that lies shortens the events of all.
+    The least of the arm's windows is held against the null's largest: a busy machine lengthens some windows of both,
+    a clock that lies shortens the events of all its own.
     """
     if len(windows) < 2 or not null:
         return []
     best = min(windows, key=lambda window: window.hidden_ns / window.wall_ns * window.calls)
-    usual = max(0.0, median(window.hidden_ns for window in null))
+    usual = max(0.0, *(window.hidden_ns for window in null))
     hidden = best.hidden_ns - usual
     if hidden <= max(HIDDEN_NS_LEAST, HIDDEN_SHARE * best.wall_ns / best.calls):
         return []

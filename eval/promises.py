@@ -34,6 +34,7 @@ class Promise:
 PROMISES: dict[str, Promise] = {
     "kept output": Promise("the next call overwrites the output"),
     "input updated": Promise("an input updated in place is not seen", kind="swapped"),
+    "elements updated": Promise("a few elements changed in place are not seen", kind="nudged"),
     "mask updated": Promise("a mask changed in place is not seen", kind="halved"),
     "new address": Promise("an input met before at another address gets another answer"),
     "other strides": Promise("an input of other strides gets another answer", may_refuse=True),
@@ -41,6 +42,7 @@ PROMISES: dict[str, Promise] = {
     "weights moved": Promise("weights moved to another place and back are not followed"),
     "weights loaded": Promise("weights loaded anew are not seen"),
 }
+IS_BASELINE = "its operations are the baseline's own, one for one"
 UNSTABLE = "three calls on one input give different bytes"
 
 
@@ -78,6 +80,14 @@ def _input_updated(arm: Arm, inputs: Inputs) -> tuple:
     other, _ = inputs.draw("swapped")
     arm.forward(x, mask)
     x.copy_(other)
+    return arm.forward(x, mask), x, mask
+
+
+def _elements_updated(arm: Arm, inputs: Inputs) -> tuple:
+    x, mask = inputs.draw()
+    nudged, _ = inputs.draw("nudged")
+    arm.forward(x, mask)
+    x.copy_(nudged)
     return arm.forward(x, mask), x, mask
 
 
@@ -146,6 +156,7 @@ def _weights_loaded(arm: Arm, inputs: Inputs) -> tuple:
 TRIALS: dict[str, Trial] = {
     "kept output": _kept_output,
     "input updated": _input_updated,
+    "elements updated": _elements_updated,
     "mask updated": _mask_updated,
     "new address": _new_address,
     "other strides": _other_strides,

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rooflane.eval.exit_codes import EvaluationError
-from rooflane.eval.gate import GateResult
+from rooflane.eval.gate import GateResult, TruthCheck
 from rooflane.shapes import Shape
 
 SCHEMA_VERSION = 1
@@ -30,19 +30,6 @@ ContractClass = Literal["pure", "contract-dependent", "incorrect"]
 Key = tuple[int, str, str]
 
 _CONFIG = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
-
-
-class TruthCheck(BaseModel):
-    """One input on which both sides are compared with fp64: the gate, or an error within `factor` of eager's own."""
-
-    model_config = _CONFIG
-
-    name: str
-    passed: bool
-    gate: GateResult
-    eager_max_abs: float
-    factor: float
-    rows: str = Field(description="the part of the batch that was compared")
 
 
 class Verification(BaseModel):
@@ -139,6 +126,16 @@ class Prediction(BaseModel):
     candidates: dict[str, dict[str, Any]]
 
 
+class RulesUsed(BaseModel):
+    """The rule table of a run: where it was found, the digest of its rows, and the rows themselves as TOML."""
+
+    model_config = _CONFIG
+
+    source: str
+    digest: str
+    text: str
+
+
 class RunMeta(BaseModel):
     """The run's own page: settings, shapes, predictions and the profile they were made with."""
 
@@ -163,6 +160,7 @@ class RunMeta(BaseModel):
     profile: dict[str, Any]
     price_per_hour: float | None
     predictions: list[Prediction]
+    rules: RulesUsed | None = Field(default=None, description="None in runs of before tables were recorded")
 
     def shape_list(self) -> list[Shape]:
         """Return the run's shapes, in file order."""

@@ -8,13 +8,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rooflane.eval.exit_codes import EvaluationError
-from rooflane.eval.summary import Summary
-from rooflane.eval.tables import Table, all_tables, environment_line, headline_lines, oversize_table, speed_table
+from rooflane.eval.figures import Summary
+from rooflane.eval.render import render
+from rooflane.eval.tables import (
+    Table,
+    all_tables,
+    conditions,
+    environment_line,
+    headline_lines,
+    oversize_table,
+    speed_table,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render_terminal(summary: Summary, console: Console) -> None:
@@ -33,28 +40,21 @@ def render_terminal(summary: Summary, console: Console) -> None:
         console.print(shown)
         if table.note:
             console.print(table.note + "\n", markup=False, highlight=False)
-    console.print(environment_line(summary), markup=False, highlight=False)
+    for line in (environment_line(summary), *conditions(summary)):
+        console.print(line, markup=False, highlight=False)
     for line in headline_lines(summary):
         console.print(line, style="bold", markup=False, highlight=False)
 
 
 def render_markdown(summary: Summary) -> str:
     """Return the whole report as Markdown; the same records give the same bytes."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    return environment.get_template("report.md.j2").render(
+    return render(
+        "report.md.j2",
         meta=summary.meta,
         headlines=headline_lines(summary),
         tables=[(table.title, _markdown(table)) for table in all_tables(summary)],
         environment=environment_line(summary),
-        telemetry=summary.environment,
+        conditions=conditions(summary),
         problems=summary.problems(),
     )
 

@@ -10,7 +10,8 @@ from rooflane.eval.operations import ForwardProfile, Operation
 # Okabe and Ito's palette, told apart with any colour vision.
 POINT_COLOUR, BAR_COLOUR, ROOF_COLOUR = "#0072B2", "#D55E00", "#444444"
 LABELLED = 8
-LABEL_WIDTH = 22
+LABEL_WIDTH = 16
+TITLE_PAD = 18  # points; room for a label between the axes and their title
 
 
 def plot_roofline(forward: ForwardProfile, path: str | Path) -> None:
@@ -20,17 +21,18 @@ def plot_roofline(forward: ForwardProfile, path: str | Path) -> None:
     time. Right: the longest operations without matrix products, which have no place on that plane, by bandwidth.
     """
     import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (roof, traffic) = pyplot.subplots(1, 2, figsize=(12, 5.4), width_ratios=(1, 1), layout="constrained")
-    _draw_roof(roof, forward)
-    _draw_traffic(traffic, forward)
-    shape = forward.shape
-    figure.suptitle(f"{forward.arm} forward, shape {shape.id} ({shape.label()}) on {forward.profile.title}")
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    # Names of arms and shapes are text: a $ in one starts no formula. The salt makes the SVG's ids repeatable.
+    with matplotlib.rc_context({"text.parse_math": False, "svg.hashsalt": "rooflane"}):
+        figure = Figure(figsize=(12, 5.4), layout="constrained")
+        roof, traffic = figure.subplots(1, 2)
+        _draw_roof(roof, forward)
+        _draw_traffic(traffic, forward)
+        shape = forward.shape
+        figure.suptitle(f"{forward.arm} forward, shape {shape.id} ({shape.label()}) on {forward.profile.title}")
+        undated = {"Date": None} if Path(path).suffix == ".svg" else {"Software": None}
+        figure.savefig(path, dpi=150, metadata=undated)
 
 
 def _area(operation: Operation, forward: ForwardProfile) -> float:
@@ -64,29 +66,30 @@ def _draw_roof(axes, forward: ForwardProfile) -> None:
     for point in points:
         place = (point.intensity, point.flops_per_s / scale)
         axes.scatter(*place, s=_area(point, forward), color=POINT_COLOUR, alpha=0.7)
-    _label(axes, [(point.name, point.intensity, point.flops_per_s / scale) for point in points])
+    _label(axes, [(point.name, point.intensity, point.flops_per_s / scale, _area(point, forward)) for point in points])
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("FLOPs a byte")
     axes.set_ylabel(f"achieved {prefix}FLOP/s")
-    axes.set_title("matrix products" if points else "no operation tells its FLOPs", fontsize=10)
+    axes.set_title("matrix products" if points else "no operation tells its FLOPs", fontsize=10, pad=TITLE_PAD)
     axes.grid(True, which="major", linewidth=0.4)
 
 
-def _label(axes, points: list[tuple[str, float, float]]) -> None:
-    """Write the names below the points; those that would collide share one label below the lowest."""
-    groups: list[tuple[list[str], float, float]] = []
-    for name, across, up in sorted(points, key=lambda point: point[1:]):
+def _label(axes, points: list[tuple[str, float, float, float]]) -> None:
+    """Write the names below the points (name, place, marker area); near points share one label below the lowest."""
+    groups: list[tuple[list[str], float, float, float]] = []
+    for name, across, up, area in sorted(points, key=lambda point: (point[1], point[2], point[0])):
         near = next((group for group in groups if 0.8 < across / group[1] < 1.25 and up / group[2] < 1.6), None)
         if near:
             near[0].append(name)
         else:
-            groups.append(([name], across, up))
-    for names, across, up in groups:
+            groups.append(([name], across, up, area))
+    for names, across, up, area in groups:
         text = textwrap.fill(", ".join(names), LABEL_WIDTH)
-        axes.annotate(text, (across, up), xytext=(0, -9), textcoords="offset points", ha="center", va="top", fontsize=8)
+        below = (0, -4 - area**0.5 / 2)
+        axes.annotate(text, (across, up), xytext=below, textcoords="offset points", ha="center", va="top", fontsize=8)
 
 
 def _draw_traffic(axes, forward: ForwardProfile) -> None:
@@ -98,8 +101,14 @@ def _draw_traffic(axes, forward: ForwardProfile) -> None:
     names = [f"{row.name}, {row.seconds / forward.busy_s:.0%} of the time" for row in rows]
     axes.barh(names, [row.bytes_per_s / scale for row in rows], color=BAR_COLOUR, alpha=0.8)
     axes.invert_yaxis()
-    axes.axvline(limit / scale, color=ROOF_COLOUR, linestyle="--", label=f"copy, {limit / scale:.3g} {prefix}B/s")
+    axes.axvline(limit / scale, color=ROOF_COLOUR, linestyle="--")
+    # Above the axes: among the bars every place can be a bar's.
+    label = {"textcoords": "offset points", "xytext": (0, 3), "ha": "center", "fontsize": 9, "color": ROOF_COLOUR}
+    axes.annotate(
+        f"copy {limit / scale:.3g} {prefix}B/s", (limit / scale, 1), xycoords=("data", "axes fraction"), **label
+    )
     axes.set_xlabel(f"achieved {prefix}B/s")
-    axes.set_title(f"the longest {len(rows)} of {len(known)} others" if rows else "nor their bytes", fontsize=10)
+    axes.set_title(
+        f"the longest {len(rows)} of {len(known)} others" if rows else "nor their bytes", fontsize=10, pad=TITLE_PAD
+    )
     axes.tick_params(axis="y", labelsize=8)
-    axes.legend(loc="lower right", fontsize=8)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
+from rooflane.eval.digest import is_sealed, seal, unseal, verify_seal
 from rooflane.eval.exit_codes import EvaluationError
+from rooflane.eval.nulls import NULLS_FILE, NullResult, append_nulls, matching, read_nulls, store_path
 from rooflane.eval.records import RECORDS_FILE, RUN_FILE, Record, RunMeta, append_records, read_records
 
 if TYPE_CHECKING:
@@ -32,11 +35,61 @@ class Run:
         """Write rows."""
         append_records(self.folder / RECORDS_FILE, records)
 
-    def summary(self) -> Summary:
-        """Return every figure of the report, computed from the rows."""
+    @property
+    def sealed(self) -> bool:
+        """Whether the run was finished: its files are bound by a digest."""
+        return is_sealed(self.folder)
+
+    def summary(self, stored: Sequence[NullResult] | None = None) -> Summary:
+        """Return every figure of the report, computed from the rows.
+
+        The floor comes from the nulls that were stored when the run was finished and lie beside its rows, so that a
+        report made anew is the same; `stored` takes others in their place.
+        """
         from rooflane.eval.summary import summarise
 
-        return summarise(self.meta, self.records())
+        return summarise(self.meta, self.records(), self.stored_nulls() if stored is None else stored)
+
+    def stored_nulls(self) -> list[NullResult]:
+        """Return the nulls of earlier campaigns that this run's floor rests on."""
+        path = self.folder / NULLS_FILE
+        return read_nulls(path) if path.exists() else []
+
+    def nulls(self) -> list[NullResult]:
+        """Return this run's own nulls, as later campaigns may use them."""
+        from rooflane.eval.summary import campaign_nulls
+
+        return campaign_nulls(self.meta, self.records(), self._process_s())
+
+    def resume(self) -> None:
+        """Take the seal off a finished run so that it can go on; raises `EvaluationError` when it does not hold."""
+        unseal(self.folder)
+
+    def finish(self) -> str:
+        """Bind the run: lay the stored nulls its floor rests on beside its rows, leave its own, seal its files.
+
+        A run without a null of its own leaves the store alone. Returns why the store could not be used, empty when it
+        could: what was measured is sealed all the same.
+        """
+        said = ""
+        own, path = self.nulls(), store_path()
+        if own and not (self.folder / NULLS_FILE).exists():
+            try:
+                stored = read_nulls(path) if path.exists() else []
+                append_nulls(self.folder / NULLS_FILE, matching(stored, own[0].key, self.meta.id))
+                append_nulls(path, own)
+            except EvaluationError as error:
+                said = str(error)
+        seal(self.folder)
+        return said
+
+    def _process_s(self) -> float | None:
+        """Return the seconds one process took, from the first row's time to the last one's."""
+        times = sorted(record.measured_at for record in self.records() if record.measured_at)
+        if not times:
+            return None
+        start, end = datetime.fromisoformat(self.meta.started_at), datetime.fromisoformat(times[-1])
+        return (end - start).total_seconds() / self.meta.settings["processes"]
 
     def resume_hint(self) -> str:
         """Return the line that tells how to go on."""
@@ -56,7 +109,17 @@ def create_run(runs_dir: Path, meta: RunMeta) -> Run:
 
 
 def open_run(folder: str | Path) -> Run:
-    """Return the run in a folder; raises `EvaluationError` when there is none, or of another version."""
+    """Return the run in a folder.
+
+    Raises `EvaluationError` when there is none, when it is of another version, and when a finished run's files are
+    not the ones it was sealed with.
+    """
+    verify_seal(Path(folder))
+    return read_run(folder)
+
+
+def read_run(folder: str | Path) -> Run:
+    """Return the run in a folder, whatever its seal says."""
     folder = Path(folder)
     path = folder / RUN_FILE
     try:

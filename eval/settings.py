@@ -21,6 +21,15 @@ DEFAULTS = {
 QUICK_CPU = {"budget_s": 0.5, "compile_processes": 1, "time_budget_s": 390.0}
 
 
+class SettingError(EvaluationError):
+    """A setting with a value it does not take; `field` names it and `why` says what it takes."""
+
+    def __init__(self, field: str, why: str, value: Any) -> None:
+        super().__init__(f"setting {field}: {why}, got {value!r}")
+        self.field = field
+        self.why = why
+
+
 class Settings(BaseModel):
     """How a run measures; every field is written into `run.json`."""
 
@@ -61,15 +70,17 @@ class Settings(BaseModel):
 
 
 def make_settings(**values: Any) -> Settings:
-    """Return settings from keyword arguments; raises `EvaluationError` naming the field and what it accepts."""
+    """Return settings from keyword arguments; raises `SettingError` naming the field and what it accepts."""
     try:
         return Settings(**values)
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))
-        known = ", ".join(Settings.model_fields)
-        hint = f"; settings are: {known}" if first["type"] == "extra_forbidden" else ""
-        raise EvaluationError(f"setting {name}: {first['msg']}, got {first['input']!r}{hint}") from None
+        if first["type"] == "extra_forbidden":
+            known = ", ".join(Settings.model_fields)
+            raise EvaluationError(f"there is no setting {name!r}; settings are: {known}") from None
+        why = first["msg"][:1].lower() + first["msg"][1:]
+        raise SettingError(name, why, first["input"]) from None
 
 
 class ShapeTodo(BaseModel):

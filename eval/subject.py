@@ -17,6 +17,7 @@ from rooflane.eval.guards import ProcessState, child_count, digest, thread_count
 from rooflane.eval.outputs import SharedBytes, describe_output, output_fault, poison
 from rooflane.eval.promises import Inputs, run_trial
 from rooflane.eval.records import COPY_PREFIX
+from rooflane.eval.signature import is_baseline
 from rooflane.eval.truth import STRESSES, missing_parameter, stressed
 from rooflane.shapes import Shape
 
@@ -98,6 +99,14 @@ class Subject:
             with torch.inference_mode():
                 digests = {digest(held.forward(x, mask)) for _ in range(times)}
             return {"same": len(digests) == 1}
+        except Exception as error:
+            return failure(error)
+
+    def signature(self, arm: str, case: dict[str, Any]) -> dict[str, Any]:
+        """Tell whether an arm runs the operations of the baseline and no others."""
+        try:
+            x, mask = draw_case(Case(**case), self.shape, self.device)
+            return {"baseline": is_baseline(self.arms[arm].forward, self.template, x, mask)}
         except Exception as error:
             return failure(error)
 

@@ -28,6 +28,7 @@ class Team:
         self._timeout_s = timeout_s
         self._buffers = {name: Buffer() for name in (REFERENCE, *candidates)}
         self._workers: dict[str, WorkerProcess] = {}
+        self._forged: dict[str, list[str]] = {}
         self.environment: dict[str, Any] = {}
         self.uuid: str | None = None
         # Seconds by what they were spent on; the rest of a run's time is overhead.
@@ -58,11 +59,9 @@ class Team:
 
     def forged(self, name: str) -> list[str]:
         """Return what a worker's channel carried beside answers, each line once."""
-        worker = self._workers.get(name)
-        lines = list(dict.fromkeys(worker.forged)) if worker else []
-        if worker:
-            worker.forged.clear()
-        return lines
+        if name in self._workers:
+            self._keep_forged(name, self._workers[name])
+        return list(dict.fromkeys(self._forged.pop(name, [])))
 
     def ask(self, name: str, op: str, stage: str = "", /, **values: Any) -> dict[str, Any]:
         """Ask a worker; raises `Crash` when a candidate's is lost by it, `ReferenceLost` when the reference's is."""
@@ -111,6 +110,7 @@ class Team:
         """End a worker."""
         worker = self._workers.pop(name, None)
         if worker:
+            self._keep_forged(name, worker)
             worker.end()
 
     def close(self) -> None:
@@ -128,6 +128,11 @@ class Team:
             yield
         finally:
             self.spent[what] = self.spent.get(what, 0.0) + monotonic() - before
+
+    def _keep_forged(self, name: str, worker: WorkerProcess) -> None:
+        """Note what a worker's channel carried; it is told of even when the worker has ended."""
+        self._forged.setdefault(name, []).extend(worker.forged)
+        worker.forged.clear()
 
     def _start(self, name: str) -> None:
         buffers = tuple(self._buffers.values()) if name == REFERENCE else (self._buffers[name],)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from math import isfinite
 
 import torch
 from torch import Tensor, nn
 
 from rooflane.baseline import BaselineTransformer, chunked_reference, config_of, generate_random_case, torch_dtype
-from rooflane.eval.gate import check_gate
-from rooflane.eval.records import TruthCheck
+from rooflane.eval.gate import TruthCheck, check_gate
+from rooflane.eval.stresses import SHARPEN, SPIKE, SPIKE_EVERY, Stress, load_stress_set
 from rooflane.shapes import Shape
 
 Forward = Callable[[Tensor, Tensor | None], Tensor]
@@ -23,34 +22,16 @@ Forward = Callable[[Tensor, Tensor | None], Tensor]
 STRESS_FACTOR = 2.0
 HALF_FACTOR = 1.5
 
-SHARPEN = 8.0
+PLAIN = Stress("plain")
+# The plain input stands first, so that every record carries both sides' ordinary error against fp64.
+STRESSES = (PLAIN, *load_stress_set())
+
 RAGGED_PADDING = 0.3
-SPIKE = 30.0
-SPIKE_EVERY = 1021  # a prime, so that spikes do not fall into one column
 
 # What fp64 may cost: FLOPs at the slowest rates we meet (CPU cores: 20 GFLOP/s; GPUs with 1/64 rate: 1 TFLOP/s).
 TRUTH_FLOPS = {"cpu": 2e9, "cuda": 2e11}
 TRUTH_SCRATCH_BYTES = 1 << 30
 TRUTH_INPUT_BYTES = 1 << 30
-
-
-@dataclass(frozen=True)
-class Stress:
-    """One stress input: how it is drawn and whether attention is sharpened through the weights."""
-
-    name: str
-    scale: float = 1.0
-    sharpen: bool = False
-    spikes: bool = False
-
-
-# Scaling weights sharpens attention; scaling inputs does not, since the residual stream swamps each block.
-STRESSES = (
-    Stress("q_proj x 8", sharpen=True),
-    Stress("input x 0.1", scale=0.1),
-    Stress("input x 3", scale=3.0),
-    Stress("spikes", spikes=True),
-)
 
 
 class Truth:
@@ -92,9 +73,18 @@ def judge(name: str, out: Tensor, eager: Tensor, true: Tensor, factor: float, la
     Passes when every element passes the gate, or the worst error is at most `factor` times eager's own; a value
     that is not finite fails either way.
     """
-    mine, own = check_gate(out, true), check_gate(eager, true)
-    passed = mine.passed or (isfinite(mine.max_abs) and mine.max_abs <= factor * own.max_abs)
-    return TruthCheck(name=name, passed=passed, gate=mine, eager_max_abs=own.max_abs, factor=factor, rows=label)
+    mine, own = check_gate(out, true, spread=True), check_gate(eager, true, spread=True)
+    passed = mine.passed or (isfinite(own.max_abs) and mine.max_abs <= factor * own.max_abs)
+    return TruthCheck(
+        name=name,
+        passed=passed,
+        gate=mine,
+        eager_max_abs=own.max_abs,
+        eager_rms=own.rms,
+        eager_bins=own.bins,
+        factor=factor,
+        rows=label,
+    )
 
 
 def run_stress(
@@ -109,8 +99,8 @@ def run_stress(
 ) -> TruthCheck:
     """Run one stress input through candidate, eager and truth.
 
-    Sharpening scales the query projections in place on all three and puts them back, so a candidate that packs
-    its weights must notice both changes.
+    A stress on weights changes them in place on all three and puts them back, so a candidate that packs its weights
+    must notice both changes.
     """
     x, mask = draw_stress(stress, shape, device, seed)
     with ExitStack() as changed:
@@ -134,24 +124,37 @@ def draw_stress(stress: Stress, shape: Shape, device: torch.device, seed: int) -
 
 @contextmanager
 def stressed(model: nn.Module, stress: Stress) -> Iterator[None]:
-    """Change a model's weights in place as a stress asks, and put the exact values back afterwards."""
+    """Change a model's weights in place as a stress asks, and put the exact values back afterwards.
+
+    Models with parameters of the same names get the same values, whatever their dtype and device.
+    """
+    chosen = [
+        (name, parameter)
+        for name, parameter in model.named_parameters()
+        if any(part in name for part in stress.touches)
+    ]
+    kept = [parameter.detach().clone() for _, parameter in chosen]
     with torch.no_grad():
-        queries = [parameter for name, parameter in model.named_parameters() if stress.sharpen and "q_proj" in name]
-        kept = [parameter.clone() for parameter in queries]
-        for parameter in queries:
-            parameter.mul_(SHARPEN)
+        generator = torch.Generator().manual_seed(0)
+        for name, parameter in chosen:
+            if "q_proj" in name:
+                parameter.mul_(SHARPEN)
+            else:
+                drawn = torch.rand(parameter.shape, generator=generator, dtype=torch.float64)
+                # Weights 0.5 to 1.5, biases -0.5 to 0.5.
+                parameter.copy_(drawn + 0.5 if name.endswith("weight") else drawn - 0.5)
     try:
         yield
     finally:
         with torch.no_grad():
-            for parameter, value in zip(queries, kept, strict=True):
+            for (_, parameter), value in zip(chosen, kept, strict=True):
                 parameter.copy_(value)
 
 
 def missing_parameter(weights: nn.Module, stress: Stress) -> str | None:
     """Return the part of a parameter name that a stress needs and a candidate's module lacks, None if it has all."""
-    needs = stress.sharpen and not any("q_proj" in name for name, _ in weights.named_parameters())
-    return "q_proj" if needs else None
+    names = [name for name, _ in weights.named_parameters()]
+    return next((part for part in stress.touches if not any(part in name for name in names)), None)
 
 
 def mask_cases(full: Tensor, mask: Tensor, seed: int) -> dict[str, tuple[Tensor, Tensor | None]]:

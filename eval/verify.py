@@ -12,9 +12,9 @@ from time import monotonic
 from typing import Any, Literal
 
 from rooflane.eval.cases import MASK_NAMES, Case
-from rooflane.eval.gate import GateResult, merge_gates
-from rooflane.eval.promises import PROMISES, UNSTABLE
-from rooflane.eval.records import TruthCheck, Verification
+from rooflane.eval.gate import GateResult, TruthCheck, merge_gates
+from rooflane.eval.promises import IS_BASELINE, PROMISES, UNSTABLE
+from rooflane.eval.records import Verification
 from rooflane.shapes import Shape
 
 Ask = Callable[..., dict[str, Any]]
@@ -221,3 +221,5 @@ def _contract(bench: _Bench, found: dict[str, Any]) -> None:
             findings.append(promise.finding)
     if not checked(bench.subject("repeat", case=bench.case(CONTRACT + 50).as_dict()))["same"]:
         bench.notes.append(UNSTABLE)
+    if bench.subject("signature", case=bench.case(CONTRACT + 51).as_dict()).get("baseline"):
+        bench.notes.append(IS_BASELINE)

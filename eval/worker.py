@@ -15,10 +15,9 @@ from typing import Any
 import torch
 
 from rooflane.baseline import build_baseline, reference_numerics
-from rooflane.dispatch import Profile
+from rooflane.dispatch import Profile, parse_rules
 from rooflane.eval import oversize
 from rooflane.eval.arms import Arm, first_call, free_memory
-from rooflane.eval.candidates import load_rule_table
 from rooflane.eval.channel import Channel, end_with_parent
 from rooflane.eval.environment import describe_environment, gpu_uuid
 from rooflane.eval.failures import is_oom, one_line
@@ -30,7 +29,8 @@ from rooflane.eval.timing import make_clock
 from rooflane.eval.windows import Windows
 from rooflane.shapes import Shape
 
-SUBJECT_OPS = ("build", "call", "repeat", "weights_digest", "load", "settle", "inspect", "drop")
+RUN_RULES = "the rules of the run"
+SUBJECT_OPS = ("build", "call", "repeat", "signature", "weights_digest", "load", "settle", "inspect", "drop")
 WINDOW_OPS = ("estimate", "prepare", "go", "finish", "ship", "release", "states")
 JUDGE_OPS = ("compare", "stress", "stress_names", "marks", "kept")
 BIG_OPS = ("big_call", "big_ship", "big_time")
@@ -62,11 +62,11 @@ class Worker:
             status = "oom" if is_oom(error) else "error"
             return {"failed": status, "reason": f"{type(error).__name__}: {one_line(error)}"}
 
-    def hello(self, device: str, profile: dict[str, Any], rules: str | None, describe: bool) -> dict[str, Any]:
-        """Set this process up for a device."""
+    def hello(self, device: str, profile: dict[str, Any], rules: str, describe: bool) -> dict[str, Any]:
+        """Set this process up for a device; `rules` is the run's own table as TOML."""
         self.device = torch.device(device)
         self.profile = Profile.model_validate(profile)
-        self.rules = load_rule_table(rules)
+        self.rules = parse_rules(rules, RUN_RULES)
         self.clock = make_clock(self.device)
         reference_numerics(self.device)
         if self.device.type == "cuda":

@@ -10,14 +10,19 @@ from rooflane.shapes import Shape
 # Bytes: what Triton assumes of a pointer it was compiled for, and what vector loads need.
 ALIGNMENT = 16
 HALF_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+DTYPES = HALF_DTYPES | {"float32": torch.float32}
 
 
 def check_call(x: Tensor, mask: Tensor | None, shape: Shape) -> None:
-    """Raise `ValueError` when a call does not have the built shape `[B, S, D]`, mask `[B, S]` bool."""
+    """Raise `ValueError` when a call does not have the built shape `[B, S, D]` and dtype, mask `[B, S]` bool."""
     expected = (shape.batch_size, shape.seq_len, shape.d_model)
     if x.shape != expected:
         raise ValueError(f"built for x of shape {expected}, called with {tuple(x.shape)}; build one for that shape too")
-    if mask is not None and (mask.shape != expected[:2] or mask.dtype != torch.bool):
+    if x.dtype is not DTYPES[shape.dtype]:
+        raise ValueError(
+            f"built for x of {shape.dtype}, called with {x.dtype}; cast x, or build one for that dtype too"
+        )
+    if mask is not None and (mask.shape != expected[:2] or mask.dtype is not torch.bool):
         raise ValueError(
             f"built for a bool mask of shape {expected[:2]}, called with {tuple(mask.shape)} of {mask.dtype}"
         )

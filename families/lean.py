@@ -89,8 +89,9 @@ def pack_lean(model: nn.Module, operand_dtype: torch.dtype) -> dict[str, Tensor]
             weights[f"{name}.weight"] = norm.weight.to(torch.float32, copy=True)
             weights[f"{name}.bias"] = norm.bias.to(torch.float32, copy=True)
         packed.update({f"{index}.{name}": tensor.detach() for name, tensor in weights.items()})
-    packed["norm.weight"] = model.final_norm.weight.detach().to(torch.float32, copy=True)
-    packed["norm.bias"] = model.final_norm.bias.detach().to(torch.float32, copy=True)
+    if model.final_norm is not None:
+        packed["norm.weight"] = model.final_norm.weight.detach().to(torch.float32, copy=True)
+        packed["norm.bias"] = model.final_norm.bias.detach().to(torch.float32, copy=True)
     return packed
 
 
@@ -134,9 +135,17 @@ def lean_finish(
     out_dtype: torch.dtype,
     eps: float,
 ) -> Tensor:
-    """Return the final norm `[B, S, D]` in `out_dtype`, rows of invalid tokens 0."""
+    """Return the final norm `[B, S, D]` in `out_dtype`, or its input where there is none; rows of invalid tokens 0."""
+    if "norm.weight" not in weights:
+        return lean_sum(residual, update, mask, torch.empty_like(residual, dtype=out_dtype))
     weight, bias = weights["norm.weight"], weights["norm.bias"]
     return ops.add_norm(residual, update, weight, bias, eps=eps, out_dtype=out_dtype, residual=False, mask=mask)[1]
+
+
+def lean_sum(residual: Tensor, update: Tensor, mask: Tensor | None, out: Tensor) -> Tensor:
+    """Write the stack's output without a final norm into `out [B, S, D]`, rows of invalid tokens 0."""
+    torch.add(residual, update, out=out)
+    return out if mask is None else out.masked_fill_(~mask[:, :, None], 0)
 
 
 def packed_weights(model: nn.Module, operand_dtype: torch.dtype) -> PackedWeights:

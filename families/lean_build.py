@@ -52,7 +52,7 @@ def build_lean(
     device = torch.device(device)
     weights = packed_weights(model, operand_dtype(operands, shape, device.type))
     ops = choose_ops(shape, device, compiled=compiled)
-    eps = model.final_norm.eps
+    eps = model.layers[0].norm1.eps
 
     def forward(x: Tensor, mask: Tensor | None, tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         return lean_body(x, mask, tensors, shape, ops, eps)
@@ -63,9 +63,9 @@ def build_lean(
         return forward(x, mask, weights.tensors)
 
     if captured and kernels_run(shape, device):
-        from rooflane.families.captured_lean import CapturedLean
+        from rooflane.families.captured_lean import capture_lean
 
-        return CapturedLean(body, weights, shape, device, eps)
+        return capture_lean(body, weights, shape, device, eps)
     return DirectLean(body, ops, weights, shape, eps)
 
 

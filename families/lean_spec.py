@@ -18,6 +18,7 @@ class LeanSpec:
     """A family whose forward is the lean one; a subclass names itself and says what it supports."""
 
     contract = ""
+    final_norm_optional = True
     options = {
         "operand_dtype": "GEMM operands: float16 or bfloat16; by default what suits the model and device",
         "captured": "true (default) replays a CUDA graph, false launches op by op; no meaning on a CPU",

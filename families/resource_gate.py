@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
+from rooflane.families.resident.config import HOPPER, Room
 from rooflane.families.shipped import KernelCase, shipped_cases
 
 RECORD = Path(__file__).parent / "resources.json"
@@ -135,9 +136,13 @@ def compare(recorded: dict[str, dict[str, int]], measured: dict[str, Resources])
 
 
 def measure_all(cases: Iterable[str] | None = None) -> dict[str, Resources]:
-    """Compile every shipped kernel for every architecture, two at a time; `cases` picks kernels by name."""
-    wanted = [case.name for case in shipped_cases() if cases is None or case.name in set(cases)]
-    jobs = [(name, index) for name in wanted for index in range(len(ARCHITECTURES))]
+    """Compile what ships for every architecture, two at a time; `cases` picks kernels by name."""
+    jobs = [
+        (case.name, index)
+        for index, architecture in enumerate(ARCHITECTURES)
+        for case in shipped_cases(room_of(architecture))
+        if cases is None or case.name in set(cases)
+    ]
     # Spawned: the compiler keeps state that does not survive a fork.
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
         return dict(zip(map(_key, jobs), pool.map(_measure_job, jobs), strict=True))
@@ -149,8 +154,13 @@ def _key(job: tuple[str, int]) -> str:
 
 def _measure_job(job: tuple[str, int]) -> Resources:
     name, index = job
-    (case,) = [case for case in shipped_cases() if case.name == name]
+    (case,) = [case for case in shipped_cases(room_of(ARCHITECTURES[index])) if case.name == name]
     return measure(case, ARCHITECTURES[index])
+
+
+def room_of(architecture: Architecture) -> Room:
+    """Return what a large device of an architecture offers the kernels."""
+    return Room(HOPPER.units, architecture.shared_bytes - BLOCK_SHARED_BYTES)
 
 
 def load_record(version: str) -> dict[str, dict[str, int]]:

@@ -9,9 +9,12 @@ from typing import Any
 from rooflane.families.attention.config import LADDER
 from rooflane.families.attention.kernel import attention_kernel, mask_extent_kernel
 from rooflane.families.pointwise.kernel import add_norm_kernel, gelu_kernel
-from rooflane.families.resident.config import resident_config
-from rooflane.families.resident.kernel import rows_kernel, whole_kernel
-from rooflane.families.resident.layout import layout_of, padded
+from rooflane.families.resident.blocks import blocks_kernel
+from rooflane.families.resident.config import HOPPER, Room, resident_config
+from rooflane.families.resident.flagged_rows import flagged_rows_kernel
+from rooflane.families.resident.layout import layout_of
+from rooflane.families.resident.rows import rows_kernel
+from rooflane.families.resident.sizes import constants
 from rooflane.shapes import Shape
 
 ATTENTION_TYPES = {"qkv_ptr": "*fp16", "mask_ptr": "*i1", "extent_ptr": "*i32", "out_ptr": "*fp16", "length": "i32"}
@@ -25,24 +28,33 @@ RESIDENT_TYPES = {
     "x_ptr": "*fp32", "mask_ptr": "*i1", "out_ptr": "*fp32", "weight_ptr": "*fp16", "bias_ptr": "*fp32",
     "length": "i32", "eps": "fp32",
 }  # fmt: skip
-WHOLE_TYPES = RESIDENT_TYPES | {"batch": "i32", "layers": "i32"}
-ROWS_TYPES = RESIDENT_TYPES | {"qkv_in_ptr": "*fp16", "qkv_out_ptr": "*fp16"}
+FLAGGED_TYPES = RESIDENT_TYPES | {"kv_ptr": "*fp16", "flag_ptr": "*i32", "layers": "i32", "tokens": "i32"}
+LAYERED_TYPES = RESIDENT_TYPES | {"qkv_in_ptr": "*fp16", "qkv_out_ptr": "*fp16"}
+BLOCKS_TYPES = RESIDENT_TYPES | {
+    "kv_ptr": "*fp16", "flag_ptr": "*i32", "batch": "i32", "layers": "i32", "tiles": "i32",
+}  # fmt: skip
 
 # One shape for each resident configuration that differs in what the compiler sees: (d_model, heads, ffn, sequence,
-# batch). The published widths, then the padded, the odd and the widest that the family takes.
+# batch, causal). The published ones, then the padded, the odd, the non-causal and the widest that the family takes.
 RESIDENT_SIZES = [
-    (128, 4, 128, 128, 64),
-    (128, 4, 128, 128, 1),
-    (128, 1, 128, 128, 64),
-    (128, 2, 128, 128, 64),
-    (128, 16, 128, 128, 64),
-    (128, 4, 128, 32, 64),
-    (32, 4, 32, 128, 64),
-    (128, 4, 512, 128, 64),
-    (96, 3, 384, 100, 64),
-    (48, 3, 96, 31, 64),
-    (128, 16, 128, 128, 1),
-    (128, 1, 128, 128, 1),
+    (128, 4, 128, 128, 64, True),
+    (128, 4, 128, 128, 1, True),
+    (128, 4, 128, 128, 128, True),
+    (32, 4, 32, 128, 64, True),
+    (128, 1, 128, 128, 64, True),
+    (128, 2, 128, 128, 64, True),
+    (128, 16, 128, 128, 64, True),
+    (128, 4, 128, 32, 64, True),
+    (128, 4, 128, 32, 1000, True),
+    (128, 4, 512, 128, 64, True),
+    (128, 4, 512, 128, 256, True),
+    (96, 3, 384, 100, 64, True),
+    (48, 3, 96, 31, 64, True),
+    (128, 1, 512, 128, 64, True),
+    (128, 16, 128, 128, 1, True),
+    (128, 4, 128, 128, 64, False),
+    (128, 4, 128, 128, 1, False),
+    (128, 4, 128, 16, 500, False),
 ]
 
 
@@ -58,8 +70,8 @@ class KernelCase:
     num_stages: int
 
 
-def shipped_cases() -> Iterator[KernelCase]:
-    """Yield every kernel configuration the families launch, in a fixed order."""
+def shipped_cases(room: Room = HOPPER) -> Iterator[KernelCase]:
+    """Yield every kernel configuration the families launch on a device, in a fixed order."""
     for width, length, _, config in LADDER:
         tiles = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_D": width}
         model = {"SCALE_LOG2": 0.25, "NUM_HEADS": 4, "HEAD_DIM": width, "CAUSAL": True, "HAS_MASK": True}
@@ -72,30 +84,21 @@ def shipped_cases() -> Iterator[KernelCase]:
         yield KernelCase(f"add_norm d{width}", add_norm_kernel, ADD_NORM_TYPES, {"WIDTH": width} | flags | tiles, 4, 3)
     yield KernelCase("gelu", gelu_kernel, GELU_TYPES, {"BLOCK": 2048}, 4, 3)
     for sizes in RESIDENT_SIZES:
-        yield resident_case(*sizes)
+        yield resident_case(*sizes, room)
 
 
-def resident_case(d_model: int, heads: int, ffn_dim: int, seq_len: int, batch: int) -> KernelCase:
+def resident_case(
+    d_model: int, heads: int, ffn_dim: int, seq_len: int, batch: int, causal: bool, room: Room = HOPPER
+) -> KernelCase:
     """Return the resident kernel as a shape of these sizes launches it."""
-    shape = Shape("case", batch, seq_len, d_model, heads, ffn_dim, 4)
-    config = resident_config(shape)
-    layout = layout_of(shape, config.ffn_tile)
-    constants = {
-        "WIDTH": d_model,
-        "NUM_HEADS": heads,
-        "HEAD": layout.head,
-        "FFN": layout.ffn,
-        "CAUSAL": True,
-        "HAS_MASK": True,
-        "BLOCK_S": padded(seq_len),
-        "BLOCK_D": layout.width,
-        "BLOCK_F": config.ffn_tile,
-        "STAGES": config.num_stages,
-    }
-    kind = "rows" if config.rows else "whole"
-    name = f"resident {kind} d{d_model} h{heads} f{ffn_dim} s{seq_len}"
-    if config.rows:
-        constants |= {"FIRST": False, "LAST": False, "ROWS": config.rows, "HEADS_A_STEP": config.heads_a_step}
-        return KernelCase(name, rows_kernel, ROWS_TYPES, constants, config.num_warps, config.num_stages)
-    constants |= {"GROUP": config.group}
-    return KernelCase(name, whole_kernel, WHOLE_TYPES, constants, config.num_warps, config.num_stages)
+    shape = Shape("case", batch, seq_len, d_model, heads, ffn_dim, 4, causal)
+    config = resident_config(shape, room)
+    fixed = constants(shape, layout_of(shape, config.ffn_tile, config.pack), config, masked=True)
+    name = f"resident {config.mode} d{d_model} h{heads} f{ffn_dim} s{seq_len} b{batch}"
+    function, types = blocks_kernel, BLOCKS_TYPES
+    if config.mode == "flagged rows":
+        function, types = flagged_rows_kernel, FLAGGED_TYPES
+    elif config.mode == "layered rows":
+        function, types = rows_kernel, LAYERED_TYPES
+        fixed |= {"FIRST": False, "LAST": False}
+    return KernelCase(name, function, types, fixed, config.num_warps, config.num_stages)

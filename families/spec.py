@@ -55,7 +55,8 @@ class FamilySpec(Protocol):
     """One way to build a fast forward. Everything but `build` works without torch.
 
     `contract` lists the promises of a built forward that this family cannot keep ("" when it keeps them all); the
-    evaluator prints and prices it. `options` maps each option `build` takes to its one-line meaning.
+    evaluator prints and prices it. `options` maps each option `build` takes to its one-line meaning. A family that
+    sets `final_norm_optional = True` also builds models whose `final_norm` is None.
     """
 
     name: str

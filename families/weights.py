@@ -70,9 +70,11 @@ class PackedWeights:
         with torch.no_grad():
             self.tensors = pack(model)
 
-    def refresh(self) -> None:
-        """Pack again if the model's weights may have changed since the last call."""
-        if self._watch.changed():
-            with torch.no_grad():
-                for name, fresh in self._pack(self._model).items():
-                    self.tensors[name].copy_(fresh)
+    def refresh(self) -> bool:
+        """Pack again if the model's weights may have changed since the last look; return whether that was so."""
+        if not self._watch.changed():
+            return False
+        with torch.no_grad():
+            for name, fresh in self._pack(self._model).items():
+                self.tensors[name].copy_(fresh)
+        return True

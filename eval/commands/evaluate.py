@@ -15,12 +15,20 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from rooflane.eval.commands.output import AsJson, RulesFile, console, find_shapes
+from rooflane.eval.exit_codes import EvaluationError
 
 if TYPE_CHECKING:
     from rooflane.eval import Event, Run
 
 REPORT_FILE = "report.md"
 PROFILE_FILE = "profile.toml"
+# The options of settings that have another name.
+SETTING_OPTIONS = {
+    "memory_cap_bytes": "memory_cap",
+    "budget_s": "budget",
+    "time_budget_s": "time_budget",
+    "controls": "control",
+}
 # What may stand beside --resume: how the result is shown, not how it is measured.
 RESUME_OPTIONS = {"resume", "as_json", "require", "accept_contract"}
 
@@ -37,6 +45,7 @@ class Require(enum.StrEnum):
 
     COMPLETE = "complete"
     FASTER = "faster"
+    EQUIVALENT = "equivalent"
 
 
 def eval_command(
@@ -76,8 +85,9 @@ def eval_command(
 ) -> None:
     """Classify, route, verify, time and report every shape of FILE; the main job.
 
-    Exit status: 0 complete and correct, 2 a request that cannot be run, 10 slower and 12 not proven (with --require
-    faster), 20 incorrect, 21 a broken promise, 22 incomplete, 130 interrupted.
+    Exit status: 0 complete and correct, 2 a request that cannot be run, 20 incorrect, 21 a broken promise, 22
+    incomplete, 30 evidence of manipulation, 40 contaminated, 130 interrupted; with --require faster also 10 slower, 11
+    equivalent and 12 not proven (--require equivalent takes 11 as 0).
     """
     from rooflane.eval import evaluate
     from rooflane.eval import resume as resume_run
@@ -105,6 +115,7 @@ def eval_command(
         "memory_cap_bytes": None if memory_cap is None else int(memory_cap * 1e9),
     }
     settings = {name: value for name, value in settings.items() if value is not None}
+    _check(settings, context)
     with TemporaryDirectory() as folder:
         probed = _probe_host(device, profile, Path(folder))
         if probed:
@@ -121,6 +132,18 @@ def eval_command(
         if probed:
             probed.rename(run.folder / PROFILE_FILE)
     _finish(run, require, accept_contract, as_json)
+
+
+def _check(settings: dict[str, Any], context: typer.Context) -> None:
+    """Refuse a value before anything is measured, by the name and in the unit the user gave it."""
+    from rooflane.eval.settings import SettingError, make_settings
+
+    try:
+        make_settings(**settings)
+    except SettingError as error:
+        option = SETTING_OPTIONS.get(error.field, error.field)
+        shown = f"--{option.replace('_', '-')} {context.params[option]:g}"
+        raise EvaluationError(f"{shown}: {error.why.replace('input should', 'it must')}") from None
 
 
 def _refuse_beside_resume(context: typer.Context) -> None:

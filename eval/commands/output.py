@@ -22,7 +22,9 @@ PIPE_WIDTH = 160
 ShapeFile = Annotated[str, typer.Argument(metavar="FILE", help="Shape file; a shipped one by its bare name.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 ProfileName = Annotated[str, typer.Option("--profile", help="Device profile: a name, a TOML file, or auto.")]
-RulesFile = Annotated[str | None, typer.Option("--rules", metavar="FILE", help="Rule table in place of ours.")]
+RulesFile = Annotated[
+    str | None, typer.Option("--rules", metavar="FILE", help="Your rules, tried before ours; shipped: ours alone.")
+]
 
 
 def console(stderr: bool = False) -> Console:

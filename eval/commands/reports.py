@@ -4,51 +4,98 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
+from rooflane.eval.commands.evaluate import Require
 from rooflane.eval.commands.output import AsJson, console, print_json
+from rooflane.eval.commands.statistics import NullsPath
+
+if TYPE_CHECKING:
+    from rooflane.eval import Summary
 
 TABLE = "table"
 
 
 def report_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a record folder under briefs/records.")],
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as one HTML page.")] = None,
+    plot: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Draw a plot into KIND.svg, KIND.png or NAME-KIND.svg; repeatable. "
+            "Kinds: latency, roofline, regimes, tolerance, fp64.",
+        ),
+    ] = None,
     markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the full report as Markdown.")] = None,
     readme: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Renew the table between the markers in this file.")
     ] = None,
+    nulls: NullsPath = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a run from its records: the table, or Markdown, or the README's table."""
+    """Show a run from its records: the table, or Markdown, or the README's table. Refuses a changed record."""
     from rooflane.eval import open_run, render_json, render_markdown, render_readme_table, render_terminal
     from rooflane.eval import update_between_markers as update
+    from rooflane.eval.nulls import read_nulls
 
-    summary = open_run(run).summary()
+    opened = open_run(run)
+    summary = opened.summary(None if nulls is None else read_nulls(nulls))
     remarks = sys.stderr if as_json else sys.stdout
+    if not opened.sealed:
+        print(
+            f"{run}: not sealed, so it is still in progress or was interrupted; its figures may change", file=sys.stderr
+        )
     if markdown:
         markdown.write_text(render_markdown(summary), encoding="utf-8")
         print(f"report written to {markdown}", file=remarks)
     if readme:
         changed = update(readme, TABLE, render_readme_table(summary))
         print(f"{readme}: {'table renewed' if changed else 'the table was up to date'}", file=remarks)
+    if html or plot:
+        _write_pictures(run, summary, html, plot or [], remarks)
     if as_json:
         print(render_json(summary))
-    elif not (markdown or readme):
+    elif not (markdown or readme or html or plot):
         render_terminal(summary, console())
+
+
+def _write_pictures(run: Path, summary: Summary, html: Path | None, plots: list[Path], remarks: TextIO) -> None:
+    """Write the page and the plots, every plot's name checked before any of them is written."""
+    from rooflane.eval import open_run
+    from rooflane.eval.page import plot_kind, read_page, write_page, write_plot
+
+    for path in plots:
+        plot_kind(path)
+    data = read_page(open_run(run), summary)
+    if html:
+        write_page(data, html)
+        print(f"page written to {html}", file=remarks)
+    for path in plots:
+        write_plot(data, path)
+        print(f"plot drawn to {path}", file=remarks)
 
 
 def compare_command(
     a: Annotated[str, typer.Argument(metavar="A", help="RUN, or RUN::ARM for one arm of it.")],
     b: Annotated[str, typer.Argument(metavar="B", help="What A is compared with: RUN or RUN::ARM.")],
+    margin: Annotated[str, typer.Option(help="Within this of 1 the two count as equivalent.")] = "1%",
+    require: Annotated[Require, typer.Option(help="What exit status 0 stands for.")] = Require.COMPLETE,
     as_json: AsJson = False,
 ) -> None:
-    """Compare two candidates by latency, shape by shape, with intervals and a verdict."""
-    from rooflane.eval.comparison import compare, render_comparison
+    """Compare two candidates by latency, shape by shape, with intervals, noise floor and a verdict.
 
-    comparison = compare(a, b)
+    Arms of one run are paired process by process; arms of two runs are compared by Welch's interval.
+    """
+    from rooflane.eval.comparison import compare
+    from rooflane.eval.comparison_text import render_comparison
+    from rooflane.eval.power import parse_share
+
+    comparison = compare(a, b, margin=parse_share(margin))
     if as_json:
         print_json(comparison.as_dict())
     else:
         render_comparison(comparison, console())
+    raise typer.Exit(comparison.exit_code(require.value))

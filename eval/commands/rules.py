@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,8 +10,7 @@ import typer
 from rooflane.dispatch import (
     Profile,
     RouteError,
-    Rule,
-    RuleError,
+    RuleTable,
     classify,
     load_profile,
     load_rules,
@@ -23,68 +23,78 @@ from rooflane.eval.commands.output import (
     AsJson,
     ProfileName,
     RulesFile,
-    ShapeFile,
     console,
     find_shapes,
     print_json,
     print_table,
 )
+from rooflane.eval.commands.rules_new import new_command
+from rooflane.eval.commands.rules_regret import regret_command
+from rooflane.eval.exit_codes import ExitCode
 from rooflane.families import get_family
 from rooflane.shapes import Shape
 
-app = typer.Typer(no_args_is_help=True, help="List, check and explain the rules that choose a family.")
+PUBLISHED = "published.csv"
+
+app = typer.Typer(no_args_is_help=True, help="List, check, explain, add and judge the rules that choose a family.")
+app.command("new")(new_command)
 
 
 @app.command("list")
 def list_command(rules: RulesFile = None, as_json: AsJson = False) -> None:
-    """Show the table in the order it is tried; the first rule that matches wins."""
+    """Show the table in the order it is tried, with where each row comes from; the first that matches wins."""
     table = load_rules(rules, strict=False)
     if as_json:
-        print_json([rule.model_dump(mode="json") for rule in table.rules])
+        rows = [rule.model_dump(mode="json") for rule in table.rules]
+        print_json([row | {"from": table.place(index)} for index, row in enumerate(rows)])
         return
     rows = []
-    for rule in table.rules:
+    for index, rule in enumerate(table.rules):
         when = [f"{name} {_condition(raw)}" for name, raw in rule.when.items()]
         options = "".join(f" {name}={value}" for name, value in rule.options.items())
-        rows.append((rule.name, "\n".join(when) or "always", rule.family + options, rule.because))
-    columns = ("rule", "when", "family", "because")
-    print_table(f"rules of {table.path}", columns, rows, left=columns)
+        rows.append((rule.name, "\n".join(when) or "always", rule.family + options, rule.because, table.place(index)))
+    columns = ("rule", "when", "family", "because", "from")
+    print_table(f"{table.title()} ({table.source})", columns, rows, left=columns)
+    for line in _remarks(table):
+        print(line)
 
 
 def _condition(raw: object) -> str:
     return show_condition(raw) if isinstance(raw, dict) else f"= {show_condition(raw)}"
 
 
+def _remarks(table: RuleTable) -> list[str]:
+    """Return what a reader of the rows alone would miss."""
+    remarks = [str(fault) for fault in table.faults]
+    if table.left_out:
+        remarks.append(f"shipped rules out of use, a row of their name stands above: {', '.join(table.left_out)}")
+    return remarks
+
+
 @app.command("check")
 def check_command(
-    rules: Annotated[str | None, typer.Argument(metavar="FILE", help="Rule table; ours by default.")] = None,
+    rules: Annotated[
+        str | None, typer.Argument(metavar="FILE", help="Rule table; the one in force by default.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check a table: unknown names, rows that can never act, a missing catch-all. Exit 2 when it cannot be used."""
+    """Check a table: unknown names, rows that can never act, accidental overlaps. Exit 2 when it cannot be used."""
     table = load_rules(rules, strict=False)
     findings = table.lint()
-    errors = [finding for finding in findings if finding.severity == "error"]
     if as_json:
         print_json([vars(finding) for finding in findings])
     else:
         for finding in findings:
             print(f"{finding.severity}: {finding}")
-        print(f"{table.path}: {len(table.rules)} rules, {len(errors)} errors, {len(findings) - len(errors)} warnings")
-    if errors:
-        raise RuleError(f"{table.path}: the table cannot be used until its {len(errors)} error(s) are mended")
-
-
-def _passed_over(rule: Rule, shape: Shape, device: Profile, taken: bool) -> str:
-    """Return why a rule that matches was not chosen."""
-    if taken:
-        return "matches, but comes after the chosen rule"
-    reason = refusal(get_family(rule.family), shape, device, rule.options)
-    return f"matches, but its family {rule.family} cannot serve: {reason}"
+        if not findings:
+            print(f"{table.title()}: {len(table.rules)} rules, nothing wrong")
+    if any(finding.severity == "error" for finding in findings):
+        raise typer.Exit(ExitCode.USAGE)
 
 
 @app.command("explain")
 def explain_command(
-    file: ShapeFile,
+    shapes: Annotated[str, typer.Argument(metavar="SHAPE", help=f"A shape file, or the id of a shape of {PUBLISHED}.")],
     shape: Annotated[
         list[str] | None, typer.Option("--shape", metavar="ID", help="Only this shape; repeatable.")
     ] = None,
@@ -94,27 +104,47 @@ def explain_command(
 ) -> None:
     """Show each rule's verdict on each shape: chosen, or the condition that does not hold."""
     device, table = load_profile(profile), load_rules(rules)
-    answers = []
-    for item in find_shapes(file, shape or ()):
-        known = facts(item, device, classify(item, device))
-        try:
-            chosen = route(item, device, table).rule.name
-        except RouteError:
-            chosen = None
-        verdicts, taken = {}, False
-        for rule in table.rules:
-            if rule.name == chosen:
-                taken, verdict = True, f"chosen: {rule.because}"
-            else:
-                verdict = rule.mismatch(known) or _passed_over(rule, item, device, taken)
-            verdicts[rule.name] = verdict
-        answers.append({"shape": item.id, "label": item.label(), "chosen": chosen, "rules": verdicts})
+    answers = [_explain(item, device, table) for item in _shapes(shapes, shape or [])]
     if as_json:
         print_json(answers)
         return
     for answer in answers:
-        rows = [(name, verdict) for name, verdict in answer["rules"].items()]
+        places = answer["from"]
+        rows = [(name, verdict, places[name]) for name, verdict in answer["rules"].items()]
         title = f"shape {answer['shape']} ({answer['label']}) on {device.title}"
-        print_table(title, ("rule", "verdict"), rows, left=("rule", "verdict"))
+        print_table(title, ("rule", "verdict", "from"), rows, left=("rule", "verdict", "from"))
         if answer["chosen"] is None:
             console(stderr=True).print(f"shape {answer['shape']}: no rule's family can serve it; see `rooflane route`")
+
+
+def _shapes(text: str, only: list[str]) -> list[Shape]:
+    """Return the shapes of a file, or the published shape of that id."""
+    if not only and not Path(text).suffix and not Path(text).exists():
+        return find_shapes(PUBLISHED, [text])
+    return find_shapes(text, only)
+
+
+def _explain(shape: Shape, device: Profile, table: RuleTable) -> dict[str, object]:
+    """Return one shape's verdicts, by rule, and where each rule comes from."""
+    known = facts(shape, device, classify(shape, device))
+    try:
+        chosen = route(shape, device, table).rule.name
+    except RouteError:
+        chosen = None
+    verdicts, taken = {}, False
+    for rule in table.rules:
+        if rule.name == chosen:
+            taken, verdict = True, f"chosen, sends it to {rule.family}: {rule.because}"
+        elif reason := rule.mismatch(known):
+            verdict = reason
+        elif taken:
+            verdict = "matches, but comes after the chosen rule"
+        else:
+            refused = refusal(get_family(rule.family), shape, device, rule.options)
+            verdict = f"matches, but its family {rule.family} cannot serve: {refused}"
+        verdicts[rule.name] = verdict
+    places = {rule.name: table.place(index) for index, rule in enumerate(table.rules)}
+    return {"shape": shape.id, "label": shape.label(), "chosen": chosen, "rules": verdicts, "from": places}
+
+
+app.command("regret")(regret_command)

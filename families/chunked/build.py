@@ -26,7 +26,7 @@ def build(
     dtype = operand_dtype(operands, shape, device.type)
     weights = packed_weights(model, dtype)
     ops = choose_ops(shape, device)
-    eps = model.final_norm.eps
+    eps = model.layers[0].norm1.eps
     sequences, rows, _ = chunk_plan(shape, budget_gib * 2**30, dtype.itemsize)
 
     def linear(value: Tensor, name: str) -> Tensor:
@@ -60,6 +60,12 @@ def build(
                 update = linear(ops.gelu(linear(normed, f"{layer}.ffn_in")), f"{layer}.ffn_out")
                 torch.add(kept, update, out=residual[block])
             source = residual
+        if model.final_norm is None:
+            if residual is not out_rows:
+                out_rows.copy_(residual)
+            if mask is not None:
+                out.masked_fill_(~mask[:, :, None], 0)
+            return
         for block in blocks(tokens):
             row_mask = None if mask is None else mask.reshape(1, tokens)[:, block]
             final = norm(residual[block][None], None, "norm", out.dtype, False, row_mask)[1]

@@ -40,6 +40,7 @@ class Chunked:
     name = "chunked"
     summary = "the lean forward over batch and sequence chunks within a scratch budget"
     contract = ""
+    final_norm_optional = True
     options = {
         "operand_dtype": "GEMM operands: float16 or bfloat16; by default what suits the model and device",
         "budget_gib": f"scratch bound in GiB, {BUDGET_GIB:g} unless given",

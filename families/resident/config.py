@@ -1,49 +1,80 @@
-"""Launch configurations of the resident kernels, chosen by shape; nothing tunes at run time."""
+"""Launch configurations of the resident kernels, chosen by shape and device; nothing tunes at run time."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from rooflane.families.resident.layout import padded
+from rooflane.families.resident.layout import packable, padded
 from rooflane.shapes import Shape
+
+# How a shape is launched: a program a block of whole sequences ("whole"); two programs a sequence, the second awaiting
+# the first's flag ("halves"); thin blocks of rows with flags ("flagged rows"); or thin blocks, a launch a layer
+# ("layered rows").
+Mode = Literal["whole", "halves", "flagged rows", "layered rows"]
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a device offers the kernels: multiprocessors, and the shared memory one program may take, in bytes."""
+
+    units: int
+    shared_bytes: int
+
+
+HOPPER = Room(132, 227 * 1024)  # the H200 the configurations were measured on
 
 
 @dataclass(frozen=True)
 class ResidentConfig:
-    """How one resident forward is launched.
+    """How one resident forward is launched: `rows` query rows a program, of `group` sequences.
 
-    `rows` 0 means the whole kernel with `group` sequences a program; else the rows kernel with that many query rows a
-    program and `heads_a_step` heads side by side. `ffn_tile` hidden columns are live at a time.
+    `pack` narrow heads share a tile, `heads_a_step` heads stand side by side (layered rows); `ffn_tile` hidden columns
+    are live at a time.
     """
 
+    mode: Mode
     rows: int
     group: int
+    pack: int
     heads_a_step: int
     ffn_tile: int
     num_warps: int
     num_stages: int
 
 
-# Blocks of the rows kernel that one wave of 132 SMs takes: with more, whole sequences are faster (H200: 16 sequences of
-# 128 tokens 56 against 80 us of device time, 64 sequences 198 against 83).
-ROWS_PROGRAMS = 132
 ROWS = 16
-# Columns of the heads that stand side by side: 128 keeps the batched scores of 16 rows in registers.
+# Columns of heads side by side, and hidden columns of one tile, up to which thin rows take them in one step.
 STEP_COLUMNS = 128
-# NOTE: the whole kernel never runs with one pipeline stage: Triton 3.6 then emits out-of-range shared accesses.
-WHOLE_STAGES = 2
-# Rows of a program below which 8 warps have less than a tensor-core tile each.
-NARROW_ROWS = 64
+# Shared memory of the flagged rows at their widest, as Triton 3.6 compiles them.
+FLAGGED_SHARED_BYTES = 136 * 1024
+# Rows of half a sequence: a warpgroup's tensor-core tile. Below, eight warps have less than a tile each.
+BLOCK_ROWS = 64
+# Columns of a head tile up to which 64 rows of it fit four warps' registers without spilling in the loop (H200, 64
+# sequences: 32 columns 57 against 66 us whole, 64 columns 58 against 55, 128 columns 73 against 59).
+HALVES_HEAD = 32
 
 
-def resident_config(shape: Shape) -> ResidentConfig:
-    """Return the configuration for a shape the family supports."""
-    ffn_tile = min(64, padded(shape.ffn_dim))
-    rows = padded(shape.seq_len)
-    # Short sequences finish sooner whole than the split's extra launches take (H200, 64 sequences of 32 tokens: 55
-    # against 116 us of event time).
-    if rows > NARROW_ROWS and shape.batch_size * -(-shape.seq_len // ROWS) <= ROWS_PROGRAMS:
-        most = max(1, STEP_COLUMNS // padded(shape.head_dim))
-        step = next(count for count in (8, 4, 2, 1) if count <= most and shape.num_heads % count == 0)
-        return ResidentConfig(ROWS, 1, step, min(128, padded(shape.ffn_dim)), 4, 1)
-    return ResidentConfig(0, 1, 1, ffn_tile, 8 if rows > NARROW_ROWS else 4, WHOLE_STAGES)
+def resident_config(shape: Shape, room: Room = HOPPER) -> ResidentConfig:
+    """Return the configuration for a shape the family supports on a device."""
+    length, head, ffn = padded(shape.seq_len), padded(shape.head_dim), padded(shape.ffn_dim)
+    if shape.seq_len > ROWS and shape.batch_size * -(-shape.seq_len // ROWS) <= room.units:
+        if not shape.causal:
+            most = max(1, STEP_COLUMNS // head)
+            step = next(count for count in (8, 4, 2, 1) if count <= most and shape.num_heads % count == 0)
+            return ResidentConfig("layered rows", ROWS, 1, 1, step, min(STEP_COLUMNS, ffn), 4, 1)
+        columns = shape.num_heads * head
+        one_step = columns == padded(columns) <= STEP_COLUMNS and ffn <= STEP_COLUMNS
+        if one_step and room.shared_bytes >= FLAGGED_SHARED_BYTES:
+            return ResidentConfig("flagged rows", ROWS, 1, 1, shape.num_heads, ffn, 8, 1)
+    # A feed-forward of one tile needs no pipeline for it and leaves the shared memory to a third stage of the heads.
+    single = ffn <= STEP_COLUMNS and head < BLOCK_ROWS and room.shared_bytes >= HOPPER.shared_bytes
+    # A head over half the width stands alone without a pipeline: its feed-forward takes two steps (see blocks.py).
+    ffn_tile, stages = (ffn, 3) if single else (min(64, ffn if head <= BLOCK_ROWS else ffn // 2), 2)
+    pack = packable(shape)
+    if shape.causal and length > BLOCK_ROWS and head <= HALVES_HEAD and 2 * shape.batch_size <= room.units:
+        return ResidentConfig("halves", BLOCK_ROWS, 1, pack, 1, ffn_tile, 4, stages)
+    # Short sequences share a block once there are blocks enough for every multiprocessor.
+    group = max(1, BLOCK_ROWS // length) if shape.batch_size * length > room.units * BLOCK_ROWS else 1
+    warps = 8 if length > BLOCK_ROWS else 4
+    return ResidentConfig("whole", length * group, group, pack, 1, ffn_tile, warps, stages)

@@ -6,21 +6,26 @@ from dataclasses import dataclass
 
 from rooflane.shapes import Shape
 
+# Columns of a tile of narrow heads: the least a tensor core takes (H200, 16 heads of 8: tiles of 16 columns 102 us, of
+# 32 141, since every head of a tile pays the tile's width in its own products).
+PACKED_COLUMNS = 16
+
 
 @dataclass(frozen=True)
 class Layout:
     """Padded sizes of the packed buffers, in elements; powers of two where Triton's tiles need them."""
 
     width: int  # d_model padded to a power of two, 16 at least
-    heads: int
-    head: int  # head_dim padded likewise
+    tiles: int  # head tiles: one head each, or `pack` narrow heads side by side
+    head: int  # columns of a tile: head_dim padded likewise, or pack x head_dim
+    pack: int
     ffn: int  # ffn_dim padded to a multiple of the feed-forward tile
     layers: int
 
     @property
     def heads_width(self) -> int:
-        """Columns of all padded heads side by side."""
-        return self.heads * self.head
+        """Columns of all tiles side by side."""
+        return self.tiles * self.head
 
     @property
     def layer_weights(self) -> int:
@@ -38,12 +43,19 @@ def padded(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())
 
 
-def layout_of(shape: Shape, ffn_tile: int) -> Layout:
+def packable(shape: Shape) -> int:
+    """Return how many adjacent heads a tile can take without padding, 1 where padding is needed anyway."""
+    pack, rest = divmod(PACKED_COLUMNS, shape.head_dim)
+    return pack if pack > 1 and rest == 0 and shape.num_heads % pack == 0 else 1
+
+
+def layout_of(shape: Shape, ffn_tile: int, pack: int = 1) -> Layout:
     """Return the packed layout of a shape."""
     return Layout(
         width=padded(shape.d_model),
-        heads=shape.num_heads,
-        head=padded(shape.head_dim),
+        tiles=shape.num_heads // pack,
+        head=padded(shape.head_dim * pack),
+        pack=pack,
         ffn=-(-shape.ffn_dim // ffn_tile) * ffn_tile,
         layers=shape.num_layers,
     )

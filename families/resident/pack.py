@@ -20,22 +20,22 @@ def pack_resident(model: nn.Module, layout: Layout, operand_dtype: torch.dtype) 
     biases: list[Tensor] = []
     for layer in model.layers:
         attention = layer.attention
-        head_dim = attention.head_dim
-        scale = head_dim**-0.5 * math.log2(math.e)
+        scale = attention.head_dim**-0.5 * math.log2(math.e)
+        columns = attention.head_dim * layout.pack
         q_weight, q_bias = _fold(layer.norm1, attention.q_proj)
         k_weight, _ = _fold(layer.norm1, attention.k_proj)
         v_weight, v_bias = _fold(layer.norm1, attention.v_proj)
         out_weight, out_bias = attention.out_proj.weight.double(), attention.out_proj.bias.double()
-        # [H, d, D] each; the output projection's rows are a head's columns already.
-        heads = [w.view(layout.heads, head_dim, -1) for w in (q_weight * scale, k_weight, v_weight)]
-        tiles = [_pad(w.transpose(1, 2), layout.width, layout.head) for w in heads]
-        out_tile = _pad(out_weight.t().reshape(layout.heads, head_dim, -1), layout.head, layout.width)
-        flat = [tile.reshape(layout.heads, 1, -1) for tile in (*tiles, out_tile)]
-        weights.append(torch.cat(flat, dim=1).reshape(-1))
+        # [tiles, columns, D] each; the output projection's rows are a tile's columns already.
+        split = [w.view(layout.tiles, columns, -1) for w in (q_weight * scale, k_weight, v_weight)]
+        q_tile, k_tile, v_tile = (_pad(w.transpose(1, 2), layout.width, layout.head) for w in split)
+        out_tile = _pad(out_weight.t().reshape(layout.tiles, columns, -1), layout.head, layout.width)
+        tile = (q_tile, torch.cat([k_tile, v_tile], dim=2), out_tile)  # [width, head], [width, 2 head], [head, width]
+        weights.append(torch.cat([part.reshape(layout.tiles, -1) for part in tile], dim=1).reshape(-1))
         in_weight, in_bias = _fold(layer.norm2, layer.ffn_in)
         weights.append(_pad(in_weight.t(), layout.width, layout.ffn).reshape(-1))
         weights.append(_pad(layer.ffn_out.weight.double().t(), layout.ffn, layout.width).reshape(-1))
-        biases.append(_pad((q_bias * scale).view(layout.heads, head_dim), layout.heads, layout.head).reshape(-1))
+        biases.append(_pad((q_bias * scale).view(layout.tiles, columns), layout.tiles, layout.head).reshape(-1))
         biases.append(_pad_row(out_bias + out_weight @ v_bias, layout.width))
         biases.append(_pad_row(layer.ffn_out.bias.double(), layout.width))
         biases.append(_pad_row(in_bias, layout.ffn))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rooflane.families.lean_cost import HALF, SINGLE, operand_name, weight_elements
-from rooflane.families.resident.config import resident_config
+from rooflane.families.resident.config import Room, resident_config
 from rooflane.families.resident.layout import layout_of, padded
+from rooflane.families.resident.sizes import programs, scratch_bytes
 from rooflane.families.spec import Limits
 from rooflane.shapes import Shape
 
@@ -18,21 +19,21 @@ if TYPE_CHECKING:
 # (what, limit): a program holds a sequence's residual in registers and its heads' keys in shared memory.
 LIMITS = [("seq_len", 128), ("d_model", 128), ("head_dim", 128), ("ffn_dim", 512)]
 LEAST_CAPABILITY = (8, 0)
-# KiB of shared memory, as Triton 3.6 compiles the widest configuration: 81 before Hopper; 145 of Hopper's 227.
-SHARED_KIB = 96
-# Share of the tensor and exp rates one program reaches: its steps depend on each other, so units wait. Taken from shape
-# 1 before the GELU polynomial (H200, 83 us); the h200-published record lies at 0.76 to 0.91 of what it predicts for the
-# one-launch shapes, and at twice that for shape 12, whose 32 rows leave the fixed costs uncovered.
-EFFICIENCY = 0.4
-# Dependent steps of a layer in the rows kernel, each about 10 us on the H200 (52 us for four layers and a first step).
-ROWS_STEP_S = 10e-6
+# KiB of shared memory a program takes where the device has no more than a consumer card's 99 (resources.json).
+SHARED_KIB = 99
+# Share of the tensor and exp rates a program reaches: its steps depend on each other, so units wait. Whole sequences
+# (eight warps) and halves (four), from shapes 5, 6, 9 and 1, 7, 11 on the H200.
+WHOLE_EFFICIENCY, HALVES_EFFICIENCY = 0.58, 0.36
+# A layer of thin rows is a chain of dependent steps, however few the rows: from shapes 2 to 4 on the H200, with flags,
+# and with a launch a layer.
+FLAGGED_LAYER_S, LAYERED_STEP_S = 9e-6, 10e-6
 
 
 class Resident:
-    """Keep every intermediate on the SM: one launch for the forward, or one a layer for small batches."""
+    """Keep every intermediate on the SM: one launch for the forward (small non-causal batches: one a layer)."""
 
     name = "resident"
-    summary = "the whole forward in one kernel (small batches: one kernel a layer), activations on the SM"
+    summary = "the whole forward in one kernel, activations on the SM"
     contract = ""
     options = {"operand_dtype": "GEMM operands: float16 or bfloat16; by default what suits the model"}
 
@@ -45,6 +46,8 @@ class Resident:
         for name, limit in LIMITS:
             if getattr(shape, name) > limit:
                 return f"{name} {getattr(shape, name)} is over {limit}: one SM cannot hold a sequence"
+        if shape.head_dim > 64 and shape.ffn_dim <= 16:
+            return f"ffn_dim {shape.ffn_dim} is under 17 with a head_dim over 64: too little for the kernel's two steps"
         if profile.shared_memory_bytes < SHARED_KIB * 1024:
             return (
                 f"needs {SHARED_KIB} KiB of shared memory a block, the device has {profile.shared_memory_bytes >> 10}"
@@ -53,37 +56,37 @@ class Resident:
 
     def peak_bytes(self, shape: Shape, profile: Limits, **options: Any) -> int:
         """Return the device bytes of one call: weights, packed weights, input, output; small batches' scratch."""
-        config = resident_config(shape)
-        layout = layout_of(shape, config.ffn_tile)
-        weights = weight_elements(shape) * shape.dtype_bytes + layout.layers * (
-            layout.layer_weights * HALF + layout.layer_biases * SINGLE
-        )
+        config = resident_config(shape, _room(profile))
+        layout = layout_of(shape, config.ffn_tile, config.pack)
+        packed = layout.layers * (layout.layer_weights * HALF + layout.layer_biases * SINGLE)
         ends = 2 * shape.tokens * shape.d_model * shape.dtype_bytes
-        if not config.rows:
-            return weights + ends
-        staged = shape.tokens * shape.d_model * (shape.dtype_bytes + SINGLE)
-        return weights + ends + staged + 2 * shape.tokens * 3 * layout.heads_width * HALF
+        return weight_elements(shape) * shape.dtype_bytes + packed + ends + scratch_bytes(shape, layout, config)
 
     def predict_s(self, shape: Shape, profile: Limits) -> float:
         """Return the predicted event time of one call in seconds."""
-        config = resident_config(shape)
-        if config.rows:
-            return profile.graph_replay_s + (shape.num_layers + 1) * ROWS_STEP_S
-        layout = layout_of(shape, config.ffn_tile)
-        rows = padded(shape.seq_len)
-        flops = 2 * rows * layout.layer_weights + 4 * rows * rows * layout.heads_width
-        specials = layout.heads * rows * rows
-        units = profile.units
-        seconds = flops * units / profile.matmul_flops(operand_name(shape, "cuda"))
-        seconds += specials * units / profile.special_per_s
-        waves = -(-shape.batch_size // units)
-        return profile.graph_replay_s + waves * shape.num_layers * seconds / EFFICIENCY
+        config = resident_config(shape, _room(profile))
+        if config.mode == "flagged rows":
+            return profile.graph_replay_s + shape.num_layers * FLAGGED_LAYER_S
+        if config.mode == "layered rows":
+            return profile.graph_replay_s + (shape.num_layers + 1) * LAYERED_STEP_S
+        layout = layout_of(shape, config.ffn_tile, config.pack)
+        keys = padded(shape.seq_len)
+        flops = 2 * config.rows * layout.layer_weights + 4 * config.rows * keys * layout.heads_width * layout.pack
+        seconds = flops * profile.units / profile.matmul_flops(operand_name(shape, "cuda"))
+        seconds += shape.num_heads * config.rows * keys * profile.units / profile.special_per_s
+        waves = -(-programs(shape, config) // profile.units)
+        efficiency = HALVES_EFFICIENCY if config.mode == "halves" else WHOLE_EFFICIENCY
+        return profile.graph_replay_s + waves * shape.num_layers * seconds / efficiency
 
     def build(self, model: nn.Module, shape: Shape, device: device, operand_dtype: str | None = None) -> Forward:
         """Return the built forward; its kernels are compiled at the first call."""
         from rooflane.families.resident.build import build
 
         return build(model, shape, device, operand_dtype)
+
+
+def _room(profile: Limits) -> Room:
+    return Room(profile.units, profile.shared_memory_bytes)
 
 
 SPEC = Resident()

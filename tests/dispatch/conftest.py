@@ -53,7 +53,7 @@ class FakeFamily:
         return 0.25
 
     def build(self, model: Any, shape: Shape, device: Any, **options: Any) -> Callable[..., Any]:
-        self.builds.append(SimpleNamespace(model=model, device=device, options=options))
+        self.builds.append(SimpleNamespace(model=model, shape=shape, device=device, options=options))
         return lambda x, mask: 2 * model(x, mask)
 
 
@@ -71,9 +71,9 @@ def fake_families(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Fa
 
 @pytest.fixture
 def write_rules(tmp_path: Path) -> Callable[[str], Path]:
-    def write(text: str) -> Path:
+    def write(text: str, alone: bool = True) -> Path:
         path = tmp_path / "rules.toml"
-        path.write_text(text)
+        path.write_text("replace = true\n" + text if alone else text)
         return path
 
     return write

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rooflane.dispatch import classify
+from rooflane.dispatch.allowed import Allowed
 from rooflane.dispatch.conditions import FIELDS, facts, parse_condition
 
 NUMBERS = st.integers(-2, 12)
@@ -110,3 +111,34 @@ def test_every_field_has_a_value_inside_its_domain(name, published, h200):
 def test_bad_conditions_say_what_is_accepted(field, raw, complaint):
     with pytest.raises(ValueError, match=complaint):
         parse_condition(field, raw)
+
+
+def parsed_or_none(raw):
+    """Return what a condition allows, None for one that is refused: the domain of seq_len begins at 1."""
+    try:
+        return parse_condition("seq_len", raw)
+    except ValueError:
+        return None
+
+
+@given(first=CONDITIONS, second=CONDITIONS)
+def test_common_and_without_part_the_values_between_them(first, second):
+    mine, theirs = parsed_or_none(first), parsed_or_none(second)
+    if mine is None or theirs is None:
+        return
+    common, rest = mine.common(theirs), mine.without(theirs)
+    for value in DOMAIN:
+        assert common.contains(value) == (mine.contains(value) and theirs.contains(value))
+        assert rest.contains(value) == (mine.contains(value) and not theirs.contains(value))
+    assert common.empty == (not any(map(common.contains, DOMAIN)))
+    assert rest.empty == (not any(map(rest.contains, DOMAIN)))
+
+
+ALLOWED_WORDS = st.builds(Allowed, words=st.frozensets(st.sampled_from("abc")), inverted=st.booleans())
+
+
+@given(mine=ALLOWED_WORDS, theirs=ALLOWED_WORDS)
+def test_common_and_without_of_words(mine, theirs):
+    for word in "abcd":
+        assert mine.common(theirs).contains(word) == (mine.contains(word) and theirs.contains(word))
+        assert mine.without(theirs).contains(word) == (mine.contains(word) and not theirs.contains(word))

@@ -22,7 +22,7 @@ def tiny_shape():
 def make_meta():
     """Return a function that makes the page of a run over shapes."""
 
-    def make(shapes, *, processes=3, candidates=("mine",), controls=("identity", "sdpa"), quick=False):
+    def make(shapes, *, processes=6, candidates=("mine",), controls=("identity", "sdpa"), quick=False):
         profile = load_profile("cpu")
         return RunMeta(
             id="20260102T030405Z-abcd",

@@ -85,8 +85,11 @@ def test_an_organisers_class_gets_config_then_weights(tmp_path, tiny_shape):
 
 
 def test_a_file_without_either_says_what_it_lacks(tmp_path, tiny_shape):
-    with pytest.raises(AttributeError, match="none of build, UserOptimizedTransformer"):
+    with pytest.raises(EvaluationError, match="does not define build.*it defines: nothing"):
         build(tmp_path / "empty.py", "", tiny_shape)
+    # What only running it can tell is told when it is run.
+    with pytest.raises(AttributeError, match="none of build, UserOptimizedTransformer"):
+        build(tmp_path / "empty.py", "globals()['bild'] = 1", tiny_shape)
 
 
 def test_a_bf16_family_on_float32_is_named_by_its_options(tiny_shape):

@@ -51,8 +51,8 @@ def finished(folder: Path) -> Path:
     """A run of the candidate that is eager itself."""
     done = rooflane(folder, "eval", "shapes.csv", *LEAST, "--candidate", "same.py", "--out", "finished")
     assert done.returncode == ExitCode.COMPLETE, done.stderr
-    # 2 processes x 2 shapes x 6 arms: eager, candidate, null, the candidate's copy, no-op, anchor.
-    assert "[24/24]" in done.stderr and "report.md" in done.stderr
+    # 2 processes x 2 shapes x 6 arms: the candidate, its copy, eager, the null, the no-op and the anchor.
+    assert "[16/24]" in done.stderr and "report.md" in done.stderr
     assert "geometric mean" in done.stdout
     (run,) = (folder / "finished").iterdir()
     return run
@@ -61,6 +61,7 @@ def finished(folder: Path) -> Path:
 def test_a_run_leaves_records_and_a_report(finished: Path):
     assert len(open_run(finished).records()) == 24
     assert (finished / "report.md").read_text().startswith("#")
+    assert open_run(finished).sealed
 
 
 def test_the_run_keeps_the_command_that_made_it(finished: Path):
@@ -120,15 +121,17 @@ def test_an_interrupted_run_is_kept_and_can_go_on(folder: Path, monkeypatch, cap
 
     monkeypatch.chdir(folder)
     with monkeypatch.context() as patch:
-        patch.setattr(campaign.Team, "start", interrupt)
+        patch.setattr(campaign.Campaign, "_run_team", interrupt)
         with pytest.raises(SystemExit) as end:
             cli.main(["eval", "shapes.csv", *LEAST, "--candidate", "same.py", "--out", "interrupted"])
     assert end.value.code == ExitCode.INTERRUPTED
     (run,) = (folder / "interrupted").iterdir()
     assert f"--resume {Path('interrupted') / run.name}" in capsys.readouterr().err
+    assert not open_run(run).sealed
     done = rooflane(folder, "eval", "--resume", str(run))
     assert done.returncode == ExitCode.COMPLETE, done.stderr
     assert len(open_run(run).records()) == 24
+    assert open_run(run).sealed
 
 
 def test_a_terminal_gets_a_bar_with_the_shape_and_arm_at_hand(monkeypatch: pytest.MonkeyPatch):

@@ -149,3 +149,18 @@ def test_plot_without_known_work_is_still_drawn(tmp_path: Path):
 def test_an_arm_that_cannot_be_built_is_refused_with_its_reason():
     with pytest.raises(EvaluationError, match="gemm_fp16 cannot be profiled on shape causal"):
         operations.profile_arm(SHAPES["causal"], "gemm_fp16", "cpu", "cpu", None)
+
+
+def test_the_plot_has_the_same_bytes_twice_and_no_legend_over_its_bars(tmp_path, monkeypatch):
+    from matplotlib.axes import Axes
+
+    from rooflane.eval.roofline_plot import plot_roofline
+
+    monkeypatch.setattr(Axes, "legend", lambda *_, **__: pytest.fail("a legend can cover a bar"))
+    shape = Shape("$x^2$", 2, 16, 16, 2, 24, 2, causal=True)
+    forward = profile_operations(*eager(shape), shape, "eager", CPU_PROFILE)
+    for name in ("a.svg", "b.svg"):
+        plot_roofline(forward, tmp_path / name)
+    text = (tmp_path / "a.svg").read_text()
+    assert (tmp_path / "b.svg").read_text() == text
+    assert "<dc:date>" not in text

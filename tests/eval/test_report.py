@@ -16,6 +16,7 @@ from rooflane.eval import (
     update_between_markers,
 )
 from rooflane.eval.summary import summarise
+from rooflane.shapes import Shape
 
 
 def terminal(summary):
@@ -38,7 +39,9 @@ def test_speedup_interval_null_and_controls_stand_in_one_row(stored_run, render)
     assert "2x [2, 2]" in row
     assert "1.25x" in row
     assert row.index("2x [2, 2]") < row.index("1x") < row.index("1.25x")
-    assert "geometric mean 2x [2, 2] over 2 shapes, by process 2x, 2x, 2x" in text
+    text = " ".join(text.split())
+    assert "geometric mean 2x [2, 2] over 2 of 2 shapes, floor 0.00% (provisional)" in text
+    assert "by process 2x, 2x, 2x, 2x, 2x, 2x; null 1x [1, 1]" in text
 
 
 def test_failures_and_skips_are_listed_with_their_reasons(make_meta, full_rows, make_record, stored_run):
@@ -79,3 +82,44 @@ def test_missing_or_doubled_markers_are_refused(tmp_path, text):
     with pytest.raises(EvaluationError, match="<!-- t:begin -->"):
         update_between_markers(path, "t", "x")
     assert path.read_text() == text
+
+
+def test_verdicts_states_clocks_and_costs_have_their_tables(make_meta, full_rows):
+    shapes = [Shape("a", 2, 8, 16, 2, 16, 1), Shape("b", 1, 16, 16, 2, 16, 1)]
+    meta = make_meta(shapes, controls=("identity",)).model_copy(update={"overhead_share": 0.21})
+    rows = []
+    for row in full_rows(meta, {"mine": 2.0}):
+        if row.process == 0:
+            ns = row.timing.event_ns[0][0]
+            states = {"harness_ns": [ns], "idle_ns": [ns + 9000], "cold_ns": [3 * ns], "rotating_ns": [2 * ns]}
+            states |= {"device_ns": [ns // 2], "host_ns": [[ns // 4]]}
+            row = row.model_copy(update={"timing": row.timing.model_copy(update=states), "setup_s": 2.0})
+        rows.append(row)
+    text = render_markdown(summarise(meta, rows))
+    assert "| a | FASTER | 2x [2, 2] | 2x [2, 2] |" in text
+    # event 0.5, device half of it and host a quarter; idle start 9 us more.
+    clocks = next(line for line in text.splitlines() if line.startswith("| a |") and "50.0%" in line)
+    assert " 0.250 | 0.509 | 0.125 | 50.0% |" in clocks
+    states = next(line for line in text.splitlines() if line.startswith("| a | 0.512 | 0.500 | 1.50 | 1.00 |"))
+    assert "| 1.000x |" in states
+    # 2 s of set-up against half a millisecond a call: about 4,000 calls.
+    assert "| a | 2.00 | 3,9" in text
+    assert "21.0% of the run's time was neither warm-up, measurement nor verification." in text
+    assert "the organiser's loop" in text and "caches overwritten before each call" in text
+
+
+def test_one_process_is_one_process(make_meta, full_rows):
+    meta = make_meta([Shape("a", 2, 8, 16, 2, 16, 1)], processes=1)
+    text = render_markdown(summarise(meta, full_rows(meta, {"mine": 2.0})))
+    assert "1 process," in text and "1 processes" not in text and "over 1 of 1 shape" in text
+
+
+def test_dropped_blocks_are_counted_with_their_reason(make_meta, full_rows):
+    meta = make_meta([Shape("a", 2, 8, 16, 2, 16, 1)])
+    rows = full_rows(meta, {"mine": 2.0})
+    busy = {"blocks": [{"sm_mhz": 1980, "throttle": [], "other_processes": 1}]}
+    rows = [row.model_copy(update={"telemetry": busy}) if row.process == 4 else row for row in rows]
+    text = render_markdown(summarise(meta, rows))
+    assert "1 of 6 blocks dropped for every arm (1 by another process)." in text.replace("- 1 of", "1 of")
+    # That process had no other block, so the mean is over five of the six that were planned.
+    assert "by process 2x, 2x, 2x, 2x, 2x;" in text

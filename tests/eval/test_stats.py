@@ -7,7 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rooflane.eval.stats import TimesError, median_ns, paired_log_ratio, t_interval, welch_interval
+from rooflane.eval.stats import (
+    TimesError,
+    block_mean,
+    holm,
+    median_ns,
+    paired_log_ratio,
+    sign_flip_p,
+    t_interval,
+    t_p_value,
+    welch_interval,
+    welch_p_value,
+)
 
 
 def test_t_interval_of_two_values_is_the_closed_form():
@@ -75,3 +86,40 @@ def test_swapping_the_arms_inverts_the_ratio(a, b):
     forwards = paired_log_ratio([[v] for v in a], [[v] for v in b])
     backwards = paired_log_ratio([[v] for v in b], [[v] for v in a])
     assert forwards == pytest.approx(-backwards, abs=1e-9)
+
+
+def test_holm_multiplies_by_what_is_left_and_never_steps_back():
+    adjusted = holm({"a": 0.01, "b": 0.04, "c": 0.03})
+    assert adjusted == pytest.approx({"a": 0.03, "c": 0.06, "b": 0.06})
+    assert holm({}) == {}
+
+
+def test_the_p_value_and_the_interval_say_the_same():
+    logs = [0.01, 0.02, 0.005, 0.015, 0.03, -0.002]
+    p = t_p_value(logs)
+    found = t_interval(logs, 1 - p)
+    assert min(abs(math.log(found.low)), abs(math.log(found.high))) == pytest.approx(0, abs=1e-9)
+    assert t_p_value([0.1]) is None
+    assert t_p_value([0.0, 0.0]) == 1.0 and t_p_value([0.1, 0.1]) == 0.0
+
+
+def test_welchs_p_value_and_interval_say_the_same():
+    a, b = [0.1, 0.12, 0.09, 0.13], [0.08, 0.1, 0.05]
+    found = welch_interval(a, b, 1 - welch_p_value(a, b))
+    assert min(abs(math.log(found.low)), abs(math.log(found.high))) == pytest.approx(0, abs=1e-9)
+
+
+def test_the_sign_flip_p_is_a_count_of_patterns():
+    # Eight of one sign: only the pattern itself and its mirror image reach the sum, 2 / 2^8.
+    assert sign_flip_p([0.01] * 8) == pytest.approx(2 / 2**8)
+    # Of +3 and -1 all four patterns: 2, 4, -4, -2 against 2: every one reaches it.
+    assert sign_flip_p([3.0, -1.0]) == 1.0
+    assert sign_flip_p([0.5]) is None
+    draw = random.Random(1)
+    assert sign_flip_p([draw.gauss(0.01, 0.01) for _ in range(24)]) < 0.01
+
+
+def test_a_dropped_block_takes_both_halves_of_both_arms():
+    base, arm = [10.0, 10.0, 99.0, 99.0], [5.0, 5.0, 1.0, 1.0]
+    assert block_mean(base, arm, {1}) == pytest.approx(math.log(2))
+    assert block_mean(base, arm, {0, 1}) is None

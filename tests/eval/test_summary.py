@@ -6,7 +6,7 @@ import pytest
 
 from rooflane.eval.exit_codes import ExitCode
 from rooflane.eval.records import Verification
-from rooflane.eval.summary import summarise
+from rooflane.eval.summary import log_ratios, summarise
 from rooflane.shapes import Shape
 
 A = Shape("a", 2, 8, 16, 2, 16, 1)
@@ -27,7 +27,7 @@ def replaced(rows, make_record, shape, process, arm, **changes):
 
 def test_the_mean_is_geometric_over_shapes_and_paired_by_process(meta, make_record):
     rows = []
-    for process in range(3):
+    for process in range(6):
         for shape, factor in ((A, 2.0), (B, 8.0)):
             eager = 1000 * (process + 1)
             rows.append(make_record(shape, process, "eager", (eager * 100, eager * 100)))
@@ -37,7 +37,7 @@ def test_the_mean_is_geometric_over_shapes_and_paired_by_process(meta, make_reco
     # Eager differs threefold between processes; pairing removes that from the interval.
     assert headline.geomean.centre == pytest.approx(4.0)
     assert headline.geomean.high / headline.geomean.low == pytest.approx(1.0)
-    assert headline.per_process == pytest.approx((4.0, 4.0, 4.0))
+    assert headline.per_process == pytest.approx((4.0,) * 6)
     assert headline.null.centre == pytest.approx(1.0)
     assert headline.verdict == "faster"
 
@@ -120,7 +120,7 @@ def test_the_measured_regime_compares_event_and_device_time(meta, make_record, e
 def test_verdicts_need_processes_a_null_and_clearance(make_meta, full_rows, make_record):
     meta = make_meta([A])
     assert summarise(meta, full_rows(meta, {"mine": 0.5})).headlines[0].verdict == "slower"
-    assert summarise(meta, full_rows(meta, {})).headlines[0].verdict == "inconclusive"
+    assert summarise(meta, full_rows(meta, {})).headlines[0].verdict == "equivalent"
     quick = make_meta([A], quick=True)
     headline = summarise(quick, full_rows(quick, {"mine": 2.0})).headlines[0]
     assert (headline.verdict, headline.geomean.low is not None) == ("none", True)
@@ -128,7 +128,7 @@ def test_verdicts_need_processes_a_null_and_clearance(make_meta, full_rows, make
     assert summarise(bare, full_rows(bare, {"mine": 2.0})).headlines[0].verdict == "inconclusive"
     # A null that swings by 30% hides a gain of 20% however tight its own interval is.
     rows = full_rows(meta, {"mine": 1.2})
-    for process, time in enumerate((700_000, 1_000_000, 1_300_000)):
+    for process, time in enumerate((700_000, 1_000_000, 1_300_000) * 2):
         rows = replaced(rows, make_record, A, process, "identity", times=(time, time))
     assert summarise(meta, rows).headlines[0].verdict == "inconclusive"
 
@@ -140,7 +140,9 @@ def test_exit_codes(make_meta, full_rows, make_record):
     assert summarise(meta, good).exit_code("faster") is ExitCode.COMPLETE
     assert slow.exit_code() is ExitCode.COMPLETE
     assert slow.exit_code("faster") is ExitCode.SLOWER
-    assert summarise(meta, full_rows(meta, {})).exit_code("faster") is ExitCode.INCONCLUSIVE
+    assert summarise(meta, full_rows(meta, {})).exit_code("faster") is ExitCode.EQUIVALENT
+    assert summarise(meta, full_rows(meta, {})).exit_code("equivalent") is ExitCode.COMPLETE
+    assert slow.exit_code("equivalent") is ExitCode.SLOWER
     wrong = replaced(good, make_record, A, 1, "mine", times=None, status="incorrect", reason="bad")
     assert summarise(meta, wrong).exit_code("faster") is ExitCode.INCORRECT
     broken = replaced(good, make_record, A, 1, "mine", times=None, status="error", reason="raised")
@@ -163,3 +165,36 @@ def test_no_number_of_the_summary_is_nan(meta, full_rows):
     text = str(summarise(meta, full_rows(meta, {"mine": 2.0})).as_dict())
     assert "nan" not in text.lower().replace("tenant", "")
     assert math.isfinite(summarise(meta, full_rows(meta, {"mine": 2.0})).headlines[0].geomean.centre)
+
+
+def test_rows_timed_beside_each_other_have_a_log_ratio_a_process(make_record):
+    base = {process: make_record(A, process, "eager", (4000, 4000)) for process in range(3)}
+    arm = {
+        0: make_record(A, 0, "mine", (1000, 4000)),
+        1: make_record(A, 1, "mine", (0, 1000)),
+        2: make_record(A, 2, "mine", None),
+    }
+    # Two rounds, 4x and 1x: their geometric mean is 2x; a time of zero and a missing one have no ratio.
+    assert log_ratios(base, arm) == {0: pytest.approx(math.log(2))}
+
+
+@pytest.mark.parametrize(
+    ("processes", "quick", "verdict"), [(6, False, "contaminated"), (3, False, "none"), (6, True, "none")]
+)
+@pytest.mark.parametrize("blocks", [1, 4])
+def test_a_disturbed_machine_has_its_own_verdict_and_exit_code(make_meta, full_rows, processes, quick, verdict, blocks):
+    meta = make_meta([A, B], processes=processes, quick=quick)
+    busy, calm = ({"sm_mhz": 1980, "throttle": [], "other_processes": count} for count in (1, 0))
+    rows = []
+    for row in full_rows(meta, {"mine": 2.0}):
+        # One block of four rounds' two is a half, well over a fifth; or every block there is.
+        event = row.timing.event_ns * 2 if blocks == 1 else row.timing.event_ns
+        telemetry = {"blocks": [busy, calm] if blocks == 1 else [busy]}
+        timing = row.timing.model_copy(update={"event_ns": event})
+        rows.append(row.model_copy(update={"timing": timing, "telemetry": telemetry}))
+    summary = summarise(meta, rows)
+    (headline,) = summary.headlines
+    assert headline.verdict == verdict
+    assert summary.exit_code() is (ExitCode.CONTAMINATED if verdict == "contaminated" else ExitCode.COMPLETE)
+    assert summary.contamination.too_much
+    assert all(row.cells["mine"].verdict == "none" for row in summary.rows)

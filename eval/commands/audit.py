@@ -1,0 +1,108 @@
+"""`rooflane audit-gate`: what the checks cannot see, and the stress inputs that close the gap."""
+
+from __future__ import annotations
+
+import json
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rooflane.eval.commands.output import AsJson, console, find_shapes, print_json, print_table
+
+if TYPE_CHECKING:
+    from rooflane.eval.audit import Audit, Fault
+
+
+def audit_gate_command(
+    file: Annotated[
+        str | None, typer.Argument(metavar="FILE", help="Shape file; without one, three small shapes.")
+    ] = None,
+    shape: Annotated[list[str] | None, typer.Option(metavar="ID", help="Only this shape; repeatable.")] = None,
+    scale: Annotated[
+        list[float] | None, typer.Option(help="Also look at this input scale, such as 300; repeatable.")
+    ] = None,
+    window: Annotated[int, typer.Option(help="Keys a windowed attention reads.")] = 256,
+    seeds: Annotated[int, typer.Option(help="Draws of weights and inputs; the least use of them counts.")] = 1,
+    tf32: Annotated[bool, typer.Option("--tf32", help="Round the baseline's products as a GPU's TF32 does.")] = False,
+    record: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the picked stress set, as eval/stress_set.json is.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Break the reference in two dozen ways and show which checks notice, on this CPU.
+
+    A figure is the worst error in units of what the check allows: above 1 the fault is caught. Masks and plain inputs
+    are judged by the gate against the baseline, stress inputs by both sides' errors against fp64.
+    """
+    from rooflane.eval.audit import DEFAULT_SHAPES, audit_gate
+
+    if file is None and shape:
+        shapes = [found for found in DEFAULT_SHAPES if found.id in shape]
+        if unknown := set(shape) - {found.id for found in shapes}:
+            ids = ", ".join(found.id for found in DEFAULT_SHAPES)
+            raise typer.BadParameter(f"no built-in shape {', '.join(map(repr, sorted(unknown)))}; there are: {ids}")
+    else:
+        shapes = DEFAULT_SHAPES if file is None else find_shapes(file, shape or ())
+    with console(stderr=True).status("building") as status:
+        audit = audit_gate(shapes, seeds=seeds, window=window, scales=scale or (), tf32=tf32, on_stage=status.update)
+    if record:
+        record.write_text(json.dumps(stress_record(audit), indent=1) + "\n", encoding="utf-8")
+        console(stderr=True).print(f"stress set written to {record}")
+    if as_json:
+        print_json(json.loads(audit.model_dump_json()) | {"verdict": stress_record(audit)})
+    else:
+        _show(audit)
+
+
+def stress_record(audit: Audit) -> dict[str, Any]:
+    """Return what the audit decided, in the form of eval/stress_set.json."""
+    return {
+        "made_by": "rooflane audit-gate --record",
+        "shapes": audit.shapes,
+        "seeds": audit.seeds,
+        "tf32": audit.tf32,
+        "picked": {name: _by_ablation(audit.needed_for(name)) for name in audit.pick()},
+        "stresses": list(audit.verified()),
+        "unseen": _by_ablation(audit.unseen(audit.stresses)),
+        "same_function": audit.same_everywhere(),
+    }
+
+
+def _show(audit: Audit) -> None:
+    """Print one table a shape, and what follows from them."""
+    conditions = [*audit.always, *audit.stresses, *audit.asked]
+    for shape, findings in groupby(audit.findings, key=lambda finding: finding.shape):
+        rows: dict[str, dict[str, str]] = {}
+        for finding in findings:
+            use = f"({finding.use:.3g})" if finding.use <= 1 else f"{finding.use:.3g}"
+            rows.setdefault(finding.ablation, {})[finding.condition] = "same" if finding.same else use
+        title = f"{shape} ({audit.shapes[shape]}): use of what each check allows, in brackets where the fault passes"
+        print_table(
+            title, ["ablation", *conditions], [(name, *map(cells.get, conditions)) for name, cells in rows.items()]
+        )
+    out = console()
+    out.print(f"Always run: {', '.join(audit.always)}. Unseen by these: {_said(audit.unseen())}.")
+    for name in audit.pick():
+        out.print(f"Needed: {name}, for {_said(audit.needed_for(name))}.")
+    if not audit.pick():
+        out.print("No stress input is needed on these shapes.")
+    out.print(f"Every verification should run: {', '.join(audit.verified())}.")
+    out.print(f"Unseen whatever is run: {_said(audit.unseen(audit.stresses))}.")
+    if same := audit.same_everywhere():
+        out.print(f"No fault on these shapes, the function is the same: {', '.join(same)}.")
+
+
+def _said(faults: list[Fault]) -> str:
+    """Return faults in words."""
+    found = _by_ablation(faults)
+    return "; ".join(f"{name} ({', '.join(shapes)})" for name, shapes in found.items()) or "nothing"
+
+
+def _by_ablation(faults: list[Fault]) -> dict[str, list[str]]:
+    """Return the shapes of each ablation among some faults."""
+    found: dict[str, list[str]] = {}
+    for shape, ablation in faults:
+        found.setdefault(ablation, []).append(shape)
+    return found

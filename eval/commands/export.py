@@ -1,0 +1,57 @@
+"""`rooflane export`: one self-contained submission file."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rooflane.dispatch import load_profile
+from rooflane.eval.commands.output import AsJson, ProfileName, RulesFile, find_shapes, print_json
+from rooflane.eval.commands.submit import DEFAULT_SHAPES
+
+
+def export_command(
+    file: Annotated[
+        str, typer.Argument(metavar="SHAPES", help="Shape file; a shipped one by its bare name.")
+    ] = DEFAULT_SHAPES,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write.")] = Path("my_submission.py"),
+    profile: ProfileName = "auto",
+    candidate: Annotated[str, typer.Option(help="dispatched, FAMILY or FAMILY:key=value,...")] = "dispatched",
+    rules: RulesFile = None,
+    shape: Annotated[list[str] | None, typer.Option(metavar="ID", help="Only this shape; repeatable.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write one Python file with the families SHAPES need; it runs without rooflane, with torch and triton alone.
+
+    The file defines `UserOptimizedTransformer(config)`; `python FILE ORGANISER.py [flags]` runs the organiser's script
+    with it, and `rooflane submit --candidate FILE` does so for a whole shape file.
+    """
+    from rooflane.eval.candidates import load_rule_table, parse_candidate
+    from rooflane.eval.export import export, write_export
+
+    device = load_profile(profile)
+    found = export(find_shapes(file, shape or ()), parse_candidate(candidate), device, load_rule_table(rules))
+    write_export(found.text, out)
+    if as_json:
+        print_json(
+            {
+                "file": str(out),
+                "sha256": hashlib.sha256(found.text.encode()).hexdigest(),
+                "lines": found.text.count("\n"),
+                "profile": device.name,
+                "families": list(found.families),
+                "shapes": {item.id: plan.family for item, plan in found.planned},
+                "plain_torch": {item.id: reason for item, reason in found.plain},
+            }
+        )
+    else:
+        print(
+            f"{out}: {len(found.planned)} shapes on {device.name} by {', '.join(found.families)}; "
+            f"{found.text.count(chr(10)):,} lines"
+        )
+    for item, reason in found.plain:
+        print(f"shape {item.id} is left to plain torch: {reason}", file=sys.stderr)

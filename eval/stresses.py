@@ -1,0 +1,55 @@
+"""Stress inputs: what they are, and the recorded set that every verification runs. Loads no torch.
+
+The accuracy trials and the mask checks always run. What they leave unseen is found by `rooflane audit-gate`, which
+picks from this catalogue and records its choice in stress_set.json.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+SHARPEN = 8.0
+SPIKE = 30.0
+SPIKE_EVERY = 1021  # a prime, so that spikes do not fall into one column
+
+STRESS_SET = Path(__file__).with_name("stress_set.json")
+
+
+@dataclass(frozen=True)
+class Stress:
+    """One stress input: how it is drawn, and which weights are changed in place for the time of the call."""
+
+    name: str
+    scale: float = 1.0
+    spikes: bool = False
+    sharpen: bool = False  # every query projection times 8
+    norms: bool = False  # LayerNorm weights and biases drawn at random: fresh ones are 1 and 0, and hide their absence
+
+    @property
+    def touches(self) -> tuple[str, ...]:
+        """The parameter names, each a part of the full name, that the stress changes."""
+        return ("q_proj",) * self.sharpen + ("norm",) * self.norms
+
+
+# Scaling weights sharpens attention; scaling inputs does not, since the residual stream swamps each block.
+CATALOGUE = (
+    Stress("q_proj x 8", sharpen=True),
+    Stress("norms drawn", norms=True),
+    Stress("input x 0.1", scale=0.1),
+    Stress("input x 3", scale=3.0),
+    Stress("spikes", spikes=True),
+)
+# Kept whatever the audit picks: they stand for faults that depend on magnitudes (overflow, a narrow format, a path
+# chosen by looking at the data), which no ablation of the reference shows.
+KEPT = ("input x 0.1", "input x 3", "spikes")
+
+
+def load_stress_set(path: Path = STRESS_SET) -> tuple[Stress, ...]:
+    """Return the recorded set in the catalogue's order."""
+    names = json.loads(path.read_text(encoding="utf-8"))["stresses"]
+    unknown = set(names) - {stress.name for stress in CATALOGUE}
+    if unknown:
+        raise ValueError(f"{path}: no stress input is called {', '.join(map(repr, sorted(unknown)))}")
+    return tuple(stress for stress in CATALOGUE if stress.name in names)

@@ -1,0 +1,52 @@
+"""The call path of forwards whose launches are bound once: check, allocate, launch, then look at the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from rooflane.families.door import aligned, check_call
+from rooflane.families.launch import raw_stream
+from rooflane.families.staged import StreamGuard
+from rooflane.families.weights import PackedWeights
+from rooflane.shapes import Shape
+
+# (stream, x, mask, out): submit one call's work on a raw stream.
+Launch = Callable[[int, Tensor, Tensor | None, Tensor], None]
+
+
+class BoundForward:
+    """Run what `bind(x, mask, out)` returns, bound once for calls with a mask and once for calls without."""
+
+    def __init__(
+        self,
+        bind: Callable[[Tensor, Tensor | None, Tensor], Launch],
+        weights: PackedWeights,
+        shape: Shape,
+        device: torch.device,
+    ) -> None:
+        self._bind = bind
+        self._weights = weights
+        self._shape = shape
+        self._index = device.index or 0
+        self._guard = StreamGuard(device)
+        self._launches: dict[bool, Launch] = {}
+
+    def __call__(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        check_call(x, mask, self._shape)
+        x = aligned(x)
+        mask = None if mask is None else aligned(mask)
+        stream = raw_stream(self._index)
+        self._guard.enter(stream)
+        out = torch.empty_like(x)
+        launch = self._launches.get(mask is not None)
+        if launch is None:
+            launch = self._launches[mask is not None] = self._bind(x, mask, out)
+        # The look at the weights' versions takes the host several us: the device works meanwhile, and in the rare call
+        # that finds them changed it works again, behind the fresh weights.
+        launch(stream, x, mask, out)
+        if self._weights.refresh():
+            launch(stream, x, mask, out)
+        return out

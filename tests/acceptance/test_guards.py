@@ -1,0 +1,107 @@
+"""Turning any one guard off makes a named check fail: the checks above are no decoration.
+
+Each guard is taken out of the production code, and the very assertion that an acceptance test makes is then false.
+"""
+
+import numpy as np
+import pytest
+
+from rooflane.eval import EvaluationError, estimator, open_run, run, selection, verdict
+from rooflane.eval import assess as assess_module
+from rooflane.eval.contamination import Contamination
+from rooflane.eval.floor import Floor, Floors
+from rooflane.eval.verdict import Verdict
+
+SMALL = {"shapes": 5, "rounds": 8, "calls": 3}
+EAGER, IDENTITY, MINE = 0, 1, 2
+OPEN = Floor(0.0, True, 0)
+
+
+def biased(when, logs):
+    """An address effect on the candidate and on eager's copy."""
+    logs[:, :, IDENTITY] += 0.012
+    logs[:, :, MINE] -= 0.012
+    return logs
+
+
+def test_without_the_null_gate_a_hidden_effect_wins(rng, draw, judge, monkeypatch):
+    campaigns = [draw(rng, sd=0.003, disturb=biased, **SMALL) for _ in range(20)]
+
+    def wins():
+        return sum(judge(calls).judgement.verdict == Verdict.FASTER for calls in campaigns)
+
+    assert wins() <= 4  # test_a_small_hidden_effect_raises_the_floor_to_itself
+    monkeypatch.setattr(assess_module, "find_floors", lambda *given: Floors(OPEN))
+    assert wins() >= 18
+
+
+def test_without_the_null_gate_a_broken_campaign_is_not_condemned(rng, draw, judge, monkeypatch):
+    def address_effect(when, logs):
+        logs[:, :, IDENTITY] += 0.05
+        return logs
+
+    calls = draw(rng, disturb=address_effect, **SMALL)
+    assert judge(calls).judgement.verdict == Verdict.CONTAMINATED
+    monkeypatch.setattr(assess_module, "find_floors", lambda *given: Floors(OPEN))
+    assert judge(calls).judgement.verdict != Verdict.CONTAMINATED
+
+
+def test_without_the_contamination_rule_bad_blocks_win(rng, draw, judge, monkeypatch):
+    def neighbour(when, logs):
+        bad = rng.random((*logs.shape[:2], 1, logs.shape[3] // 2)) < 0.35
+        hit = np.full((1, 1, logs.shape[2], 1), 1.3)
+        hit[:, :, EAGER] = hit[:, :, IDENTITY] = 1.6
+        return logs + np.log(hit) * np.repeat(bad, 2, axis=3)
+
+    campaigns = [draw(rng, disturb=neighbour, **SMALL) for _ in range(10)]
+    assert {judge(calls).judgement.verdict for calls in campaigns} == {Verdict.CONTAMINATED}
+    # The judging fixture looks the rule up where the production code does.
+    monkeypatch.setitem(judge.__globals__, "find_contamination", lambda rounds: Contamination())
+    assert sum(judge(calls).judgement.verdict == Verdict.FASTER for calls in campaigns) >= 8
+
+
+def test_without_holm_half_of_all_null_campaigns_show_a_winning_or_losing_shape(rng, draw, judge, monkeypatch):
+    campaigns = [draw(rng, shapes=14, rounds=4, calls=3) for _ in range(60)]
+
+    def loud():
+        found = [judge(calls) for calls in campaigns]
+        return sum(any(shape.holm_p <= 0.05 for shape in one.estimate.shapes.values()) for one in found)
+
+    assert loud() <= 9
+    monkeypatch.setattr(estimator, "holm", lambda p_values: dict(p_values))
+    assert loud() >= 20
+
+
+def test_without_the_digest_a_changed_sample_is_believed(stored_run, monkeypatch):
+    stored_run.finish()
+    path = stored_run.folder / "records.jsonl"
+    path.write_text(path.read_text().replace("500000", "400000"))
+    with pytest.raises(EvaluationError, match="changed after"):
+        open_run(stored_run.folder)
+    monkeypatch.setattr(run, "verify_seal", lambda folder: None)
+    assert open_run(stored_run.folder).summary().headlines[0].geomean.centre > 2.001
+
+
+def test_without_confirmation_on_new_processes_luck_changes_the_table(rng):
+    names = [f"configuration {index}" for index in range(64)]
+
+    def timer():
+        own = {name: rng.normal(0, 0.01) for name in [*names, selection.COPY]}
+        return lambda asked: {
+            name: np.rint(1e6 * np.exp(own[name] + rng.normal(0, 0.003, 5))).astype(int).tolist() for name in asked
+        }
+
+    assert not any(selection.select(names, names[0], timer(), lambda index: timer()).changed for _ in range(10))
+
+    def confirmed_by_itself():
+        screened = timer()
+        return selection.select(names, names[0], screened, lambda index: screened).changed
+
+    assert sum(confirmed_by_itself() for _ in range(10)) >= 5
+
+
+def test_without_a_least_number_of_processes_a_quick_look_claims(rng, draw, judge, monkeypatch):
+    calls = draw(rng, gain=0.2, processes=3, **SMALL)
+    assert judge(calls).judgement.verdict == Verdict.NONE
+    monkeypatch.setattr(verdict, "LEAST_PROCESSES", 2)
+    assert judge(calls).judgement.verdict == Verdict.FASTER

@@ -1,0 +1,136 @@
+"""optimize() on transformers' own GPT-2 block; skipped where the extra `gpt2` is not installed."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+from rooflane.dispatch import GPT2_BLOCK, OptimizeError, optimize
+
+gpt2 = pytest.importorskip(
+    "transformers.models.gpt2.modeling_gpt2", reason="needs transformers: pip install 'rooflane[gpt2]'"
+)
+
+B, S, D, H = 3, 6, 32, 4
+TOLERANCE = {"atol": 2e-5, "rtol": 2e-5}
+
+
+def build_block(attention: str = "sdpa", **changes):
+    from transformers import GPT2Config
+
+    settings = {"activation_function": "gelu", "n_positions": 16} | changes
+    config = GPT2Config(n_embd=D, n_head=H, n_layer=2, attn_implementation=attention, **settings)
+    block = gpt2.GPT2Block(config, layer_idx=0).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in block.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    return block
+
+
+def output_of(block, x, **arguments):
+    """Return a block's hidden states; older versions put them in a tuple."""
+    out = block(x, **arguments)
+    return out[0] if isinstance(out, tuple) else out
+
+
+@pytest.fixture
+def rules(write_rules):
+    return write_rules('[[rule]]\nname = "all"\nwhen = {}\nfamily = "sdpa_flash"\nbecause = "a test"\n')
+
+
+@pytest.fixture
+def x():
+    return torch.randn(B, S, D, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(autouse=True)
+def warnings_are_errors():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_the_output_is_the_blocks_own(attention, x, rules):
+    block = build_block(attention)
+    fast = optimize(block, x, rules=rules, on_unseen="error")
+    with torch.inference_mode():
+        out, own = fast(x), block(x)
+        assert type(out) is type(own)
+        torch.testing.assert_close(output_of(fast, x), output_of(block, x), **TOLERANCE)
+    assert list(fast.state_dict()) == list(block.state_dict())
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_the_attention_mask_of_the_model_is_understood(attention, side, x, rules):
+    block = build_block(attention)
+    fast = optimize(block, x, mapping=GPT2_BLOCK, rules=rules, on_unseen="build")
+    valid = torch.arange(S) < torch.tensor([[S], [4], [1]])
+    valid = valid if side == "right" else valid.flip(1)
+    visible = torch.ones(S, S, dtype=torch.bool).tril() & valid[:, None, None, :]
+    # The model lets rows that see nothing see everything, so that no softmax is empty.
+    visible |= ~visible.any(-1, keepdim=True)
+    mask = torch.zeros(B, 1, S, S).masked_fill(~visible, torch.finfo(torch.float32).min)
+    with torch.inference_mode():
+        out = output_of(fast, x, attention_mask=mask)
+        torch.testing.assert_close(out[valid], output_of(block, x, attention_mask=mask)[valid], **TOLERANCE)
+        assert not out[~valid].any()
+        if attention == "sdpa":
+            torch.testing.assert_close(output_of(fast, x, attention_mask=visible), out, **TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"attention_mask": torch.zeros(B, 1, S, S)}, "attention_mask is not causal with padded keys"),
+        ({"attention_mask": torch.zeros(B, 1, 1, S)}, r"attention_mask is \(3, 1, 1, 6\); served"),
+        ({"use_cache": True}, "it passes use_cache; served: hidden_states"),
+    ],
+)
+def test_other_calls_run_the_blocks_own_forward(arguments, reason, x, rules):
+    block = build_block()
+    fast = optimize(block, x, rules=rules)
+    with torch.inference_mode(), pytest.warns(UserWarning, match=reason):
+        assert torch.equal(output_of(fast, x, **arguments), output_of(block, x, **arguments))
+
+
+def test_a_block_inside_its_model(x, rules):
+    from transformers import GPT2Config, GPT2Model
+
+    config = GPT2Config(
+        vocab_size=50,
+        bos_token_id=0,
+        eos_token_id=0,
+        n_embd=D,
+        n_head=H,
+        n_layer=2,
+        n_positions=16,
+        activation_function="gelu",
+        use_cache=False,
+    )
+    model = GPT2Model(config).eval()
+    tokens = torch.randint(0, 50, (B, S), generator=torch.Generator().manual_seed(2))
+    with torch.inference_mode():
+        expected = model(tokens).last_hidden_state
+        for index, block in enumerate(model.h):
+            model.h[index] = optimize(block, x, rules=rules, on_unseen="error")
+        torch.testing.assert_close(model(tokens).last_hidden_state, expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"activation_function": "gelu_new"}, "the activation NewGELU.* differs from the exact .erf. GELU by 0.00047"),
+        ({"add_cross_attention": True}, "GPT2Block has cross attention"),
+        ({"attention": "flex_attention"}, "has the attention implementation 'flex_attention'"),
+        ({"scale_attn_weights": False}, "scales its scores otherwise"),
+        ({"scale_attn_by_inverse_layer_idx": True}, "scales its scores otherwise"),
+    ],
+)
+def test_blocks_of_another_function_are_refused(changes, reason, x, rules):
+    with pytest.raises(OptimizeError, match=reason):
+        optimize(build_block(**changes), x, rules=rules)

@@ -1,0 +1,123 @@
+"""plan, price, seal, report and compare on the command line: what they print, and how they refuse."""
+
+import json
+
+import pytest
+
+from rooflane.eval import cli
+from rooflane.eval.exit_codes import ExitCode
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROOFLANE_STATE_DIR", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def rooflane(capsys):
+    """Return a function that runs a command and returns its status and both outputs."""
+
+    def call(*arguments):
+        with pytest.raises(SystemExit) as end:
+            cli.main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return end.value.code or 0, captured.out, captured.err
+
+    return call
+
+
+def test_plan_from_a_given_spread(rooflane):
+    status, out, _ = rooflane("plan", "--see", "2%", "--sd", "1%", "--json")
+    (found,) = json.loads(out)
+    assert status == 0
+    # 2.0% at 8 processes is the protocol's own figure, a hair above what 8 see.
+    assert found["processes"] == 9 and found["enough"]
+
+
+def test_plan_from_stored_nulls_gives_minutes(rooflane, stored_run):
+    status, _, err = rooflane("plan")
+    assert status == ExitCode.USAGE and "--sd" in err and "Traceback" not in err
+    stored_run.finish()
+    for source in ((), ("--nulls", stored_run.folder), ("--nulls", stored_run.folder.parent)):
+        status, out, _ = rooflane("plan", "--see", "5%", *source, "--json")
+        assert status == 0 and json.loads(out)[0]["processes"] == 6
+    status, out, _ = rooflane("plan", "--see", "5%")
+    assert "processes" in out and "do not add processes until a result pleases" in out
+
+
+def test_plan_says_when_the_most_processes_are_too_few(rooflane):
+    status, out, _ = rooflane("plan", "--see", "0.5%", "--sd", "1%", "--max-processes", "24")
+    assert status == 0 and "24 processes do not see 0.50%; they see 1.02%" in out
+    assert rooflane("plan", "--see", "much", "--sd", "1%")[0] == ExitCode.USAGE
+
+
+def test_price_of_a_mix(rooflane, stored_run):
+    status, out, _ = rooflane("price", stored_run.folder, "--mix", "a=3", "--mix", "b=1", "--json")
+    found = json.loads(out)
+    # 3 x 16 and 16 tokens in 4 calls of about 0.51 ms, at 3 $/h.
+    tokens_per_s = 64 / (4 * 0.5125e-3)
+    assert status == 0 and found["tokens_per_s"]["centre"] == pytest.approx(tokens_per_s, rel=0.01)
+    assert found["price"]["centre"] == pytest.approx(3e9 / 3600 / tokens_per_s, rel=0.01)
+    assert found["price"]["low"] < found["price"]["centre"] < found["price"]["high"]
+    assert found["ratio"]["centre"] == pytest.approx(2.0, rel=1e-3)
+    half = json.loads(rooflane("price", stored_run.folder, "--utilisation", "0.5", "--json")[1])
+    assert half["price"]["centre"] == pytest.approx(2 * found["price"]["centre"], rel=0.01)
+    assert "$/1e9 tok" in rooflane("price", stored_run.folder)[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--mix", "a"], "ID=CALLS"),
+        (["--mix", "a=-1"], "ID=CALLS"),
+        (["--mix", "z=1"], "there are: a, b"),
+        (["--utilisation", "1.5"], "up to 1"),
+        (["--candidate", "other"], "has no shape to price"),
+    ],
+)
+def test_a_price_that_cannot_be_told_says_why(rooflane, stored_run, arguments, said):
+    status, _, err = rooflane("price", stored_run.folder, *arguments)
+    assert status == ExitCode.USAGE and said in err
+
+
+def test_an_unsealed_run_is_said_to_be_in_progress_and_a_changed_one_is_refused(rooflane, stored_run):
+    status, _, err = rooflane("report", stored_run.folder)
+    assert status == 0 and "still in progress or was interrupted" in err
+    assert rooflane("seal", stored_run.folder)[0] == 0
+    status, _, err = rooflane("report", stored_run.folder)
+    assert status == 0 and err == ""
+    path = stored_run.folder / "records.jsonl"
+    path.write_text(path.read_text().replace("500000", "400000"))
+    for command in (("report", stored_run.folder), ("compare", stored_run.folder, stored_run.folder)):
+        status, out, err = rooflane(*command)
+        assert status == ExitCode.USAGE and out == ""
+        assert "records.jsonl changed after the run was finished" in err and "Traceback" not in err
+    assert rooflane("seal", stored_run.folder)[0] == 0
+    assert rooflane("report", stored_run.folder)[0] == 0
+
+
+def test_report_takes_other_nulls(rooflane, stored_run):
+    stored_run.finish()
+    (null,) = stored_run.nulls()
+    path = stored_run.folder.parent / "others.jsonl"
+    others = [null.model_copy(update={"run": f"run {index}", "log": 0.05}) for index in range(19)]
+    path.write_text("".join(other.model_dump_json() + "\n" for other in others))
+    assert "floor 5.13% (from 19 stored nulls)" in " ".join(
+        rooflane("report", stored_run.folder, "--nulls", path)[1].split()
+    )
+    path.write_text("no null\n")
+    status, _, err = rooflane("report", stored_run.folder, "--nulls", path)
+    assert status == ExitCode.USAGE and "others.jsonl:1: not a null result" in err
+    assert rooflane("report", stored_run.folder, "--nulls", path.parent / "nowhere")[0] == ExitCode.USAGE
+
+
+def test_compare_has_a_verdict_an_exit_status_and_a_margin(rooflane, stored_run):
+    mine, sdpa, null = (f"{stored_run.folder}::{arm}" for arm in ("mine", "sdpa", "identity"))
+    assert rooflane("compare", mine, sdpa, "--require", "faster")[0] == ExitCode.COMPLETE
+    assert rooflane("compare", sdpa, mine, "--require", "faster")[0] == ExitCode.SLOWER
+    assert rooflane("compare", sdpa, mine)[0] == ExitCode.COMPLETE
+    assert rooflane("compare", null, f"{stored_run.folder}::eager", "--require", "faster")[0] == ExitCode.EQUIVALENT
+    assert rooflane("compare", null, f"{stored_run.folder}::eager", "--require", "equivalent")[0] == 0
+    assert rooflane("compare", mine, sdpa, "--margin", "wide")[0] == ExitCode.USAGE
+    out = rooflane("compare", mine, sdpa)[1]
+    assert "A is faster: the interval lies above the floor of 0.00% (provisional)" in out

@@ -1,0 +1,46 @@
+"""A run keeps the rule table it was predicted with, whatever becomes of the file."""
+
+from __future__ import annotations
+
+import pytest
+
+from rooflane.dispatch import load_profile, load_rules, route
+from rooflane.eval import evaluate, open_run, render_markdown, worker
+from rooflane.eval.campaign import Campaign
+
+MINE = '[[rule]]\nname = "mine"\nwhen = { d_model = 16 }\nfamily = "chunked"\nbecause = "a test"\n'
+
+
+@pytest.fixture
+def started(tmp_path, tiny_shape, monkeypatch):
+    """Return a function that starts a run by a table and measures nothing of it."""
+    monkeypatch.setattr(Campaign, "run_all", lambda self: self.run)
+    monkeypatch.setattr(worker, "reference_numerics", lambda device: None)
+    (tmp_path / "mine.toml").write_text(MINE)
+
+    def start(**settings):
+        run = evaluate([tiny_shape], runs_dir=tmp_path / "runs", device="cpu", profile="cpu", **settings)
+        return open_run(run.folder)
+
+    return start
+
+
+def test_the_record_names_table_digest_and_every_row(started, tiny_shape):
+    run = started(rules="shipped")
+    assert run.meta.rules.source == "the shipped rules"
+    assert run.meta.rules.digest == load_rules("shipped").digest()
+    chosen = route(tiny_shape, load_profile("cpu"), load_rules("shipped")).rule.name
+    assert run.meta.prediction(tiny_shape.id).candidates["dispatched"]["rule"] == chosen
+
+
+def test_a_worker_routes_by_the_recorded_rows(started, tiny_shape, tmp_path):
+    path = tmp_path / "mine.toml"
+    run = started(rules=str(path))
+    assert run.meta.rules.source == "mine.toml over the shipped rules"
+    assert run.meta.rules.digest in render_markdown(run.summary())
+    path.write_text(MINE.replace('"chunked"', '"sdpa_flash"'))
+    job = Campaign(run, None)._job(0, ())
+    table = worker.Worker(job, None).rules
+    found = route(tiny_shape, load_profile("cpu"), table)
+    assert (found.rule.name, found.family) == ("mine", "chunked")
+    assert str(tmp_path) not in run.meta.rules.source + run.meta.rules.text
