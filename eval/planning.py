@@ -14,9 +14,9 @@ from rooflane.eval.tables import size
 from rooflane.shapes import Shape
 
 # Of a limited run, the share calls may take beside imports and compilation, and the calls an arm makes at the least:
-# the first one, one accuracy trial (two), one estimate, one warm-up, four rounds.
+# the first one, one accuracy trial (two), two estimates, one warm-up, four rounds, two checks of what was timed.
 CALL_SHARE = 0.6
-LEAST_CALLS = 9
+LEAST_CALLS = 12
 # What a call may take over its prediction: a roofline knows no caches, and CPU calls took 1.3 to 3.7 times theirs.
 CALL_SLACK = 2
 PROBES = (NOOP, ANCHOR)
