@@ -128,6 +128,8 @@ def expand(command: str, clone: Path) -> list[list[str]]:
     if words[1] == "COMMAND":
         return [[sys.executable, "-c", EACH_COMMAND, *words[2:]]]
     if words[1] == "eval" and "--resume" not in words:
+        if not any(word.endswith(".csv") for word in words):
+            words.append("published.csv")  # shown for its option
         # What several families are compared by is judged over processes: `rules regret` takes no fewer than two.
         words += [*SMALL_RUN, "2" if words.count("--candidate") > 2 else "1"]
     if words[1] == "submit":
