@@ -17,7 +17,7 @@ from rooflane.shapes import Shape
 SHAPES = [
     Shape("short", 2, 48, 64, 4, 64, 2, causal=False),
     Shape("causal", 2, 48, 64, 4, 64, 2, causal=True),
-    Shape("long", 1, 384, 64, 1, 64, 1, causal=False),
+    Shape("long", 1, 256, 64, 1, 64, 1, causal=False),
 ]
 
 
@@ -125,9 +125,9 @@ def test_not_a_number_is_caught():
 def test_seeds_keep_the_least_use():
     shape = [Shape("tiny", 1, 16, 16, 2, 16, 1, causal=False)]
     one = audit_gate(shape)
-    three = audit_gate(shape, seeds=3)
-    assert all(b.use <= a.use for a, b in zip(one.findings, three.findings, strict=True))
-    assert any(b.use < a.use for a, b in zip(one.findings, three.findings, strict=True))
+    two = audit_gate(shape, seeds=2)
+    assert all(b.use <= a.use for a, b in zip(one.findings, two.findings, strict=True))
+    assert any(b.use < a.use for a, b in zip(one.findings, two.findings, strict=True))
 
 
 def test_rounded_operands_are_those_of_tf32():
