@@ -1,14 +1,22 @@
-"""Stored rows without a measurement behind them: what reports and statistics are tested on."""
+"""Stored rows without a measurement behind them, and verification with both of its sides in the test's process."""
 
 import pytest
+import torch
 
 from rooflane.dispatch import classify, load_profile
+from rooflane.eval.arms import Arm
 from rooflane.eval.gate import GateResult
+from rooflane.eval.judge import Judge
+from rooflane.eval.launch import Buffer
+from rooflane.eval.outputs import SharedBytes
 from rooflane.eval.records import Prediction, Record, RunMeta, Timing, Verification
 from rooflane.eval.run import create_run
 from rooflane.eval.settings import Settings
+from rooflane.eval.subject import Subject
+from rooflane.eval.verify import verify
 from rooflane.shapes import Shape
 
+CPU = torch.device("cpu")
 PASSING_GATE = GateResult(passed=True, total=4, failed=0, max_abs=1e-3, max_rel=1e-2, use=0.25)
 
 
@@ -16,6 +24,30 @@ PASSING_GATE = GateResult(passed=True, total=4, failed=0, max_abs=1e-3, max_rel=
 def tiny_shape():
     """A shape whose forward takes well under a millisecond."""
     return Shape("tiny", 3, 16, 16, 2, 24, 2, causal=True)
+
+
+@pytest.fixture
+def verify_here():
+    """Return a function that verifies a forward and its weights against a reference, as an arm called "mine"."""
+
+    def check(forward, weights, reference, shape, device=CPU, **options) -> Verification:
+        buffer = Buffer()
+        try:
+            subject = Subject(shape, device, load_profile("cpu"), None, reference, SharedBytes(buffer.descriptor))
+            subject.adopt(Arm("mine", "candidate", forward=forward, weights=weights))
+            judge = Judge(reference, shape, device, [SharedBytes(buffer.descriptor)])
+
+            def ask_judge(op, **values):
+                return getattr(judge, op)(**(values | ({"buffer": 0} if "output" in values else {})))
+
+            def ask_subject(op, **values):
+                return getattr(subject, op)(arm="mine", **values)
+
+            return verify(ask_subject, ask_judge, shape, device=device.type, **({"seed": 11} | options))
+        finally:
+            buffer.close()
+
+    return check
 
 
 @pytest.fixture

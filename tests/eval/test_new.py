@@ -13,7 +13,6 @@ from rooflane.eval import cli
 from rooflane.eval.candidate_source import check_source
 from rooflane.eval.candidates import Plan, build_candidate, parse_candidate
 from rooflane.eval.exit_codes import EvaluationError, ExitCode
-from rooflane.eval.verify import verify
 from rooflane.shapes import Shape
 
 CPU = torch.device("cpu")
@@ -50,7 +49,9 @@ def rooflane(capsys, tmp_path, monkeypatch):
         ),
     ],
 )
-def test_the_template_is_right_and_keeps_every_promise(rooflane, tmp_path, monkeypatch, style, path, shape, device):
+def test_the_template_is_right_and_keeps_every_promise(
+    rooflane, verify_here, tmp_path, monkeypatch, style, path, shape, device
+):
     # Without a GPU the kernel is interpreted: conftest sets TRITON_INTERPRET before Triton is imported.
     if path == "torch":
         monkeypatch.delenv("TRITON_INTERPRET", raising=False)
@@ -61,7 +62,7 @@ def test_the_template_is_right_and_keeps_every_promise(rooflane, tmp_path, monke
     copy_model_weights(reference, model)
     candidate = parse_candidate(str(tmp_path / f"{style}_{path}.py"))
     forward, weights = build_candidate(candidate, Plan(), model, shape, device)
-    found = verify(forward, weights, reference, shape, device, seed=3, trials=2)
+    found = verify_here(forward, weights, reference, shape, device, seed=3, trials=2)
     assert (found.status, found.reason, found.contract) == ("ok", "", [])
     assert found.gate.use < 1
 

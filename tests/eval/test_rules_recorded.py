@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rooflane.dispatch import load_profile, load_rules, route
-from rooflane.eval import evaluate, open_run, render_markdown, worker
+from rooflane.eval import campaign, evaluate, open_run, render_markdown, worker
 from rooflane.eval.campaign import Campaign
 
 MINE = '[[rule]]\nname = "mine"\nwhen = { d_model = 16 }\nfamily = "chunked"\nbecause = "a test"\n'
@@ -33,14 +33,28 @@ def test_the_record_names_table_digest_and_every_row(started, tiny_shape):
     assert run.meta.prediction(tiny_shape.id).candidates["dispatched"]["rule"] == chosen
 
 
-def test_a_worker_routes_by_the_recorded_rows(started, tiny_shape, tmp_path):
+class Heard(Exception):
+    """Raised where workers would be started, with what they would be told first."""
+
+    def __init__(self, candidates, hello, timeout_s):
+        super().__init__()
+        self.hello = hello
+
+
+def test_a_worker_routes_by_the_recorded_rows(started, tiny_shape, tmp_path, monkeypatch):
+    def no_team(*told):
+        raise Heard(*told)
+
+    monkeypatch.setattr(campaign, "Team", no_team)
     path = tmp_path / "mine.toml"
-    run = started(rules=str(path))
+    run = started(rules=str(path), controls=())
     assert run.meta.rules.source == "mine.toml over the shipped rules"
     assert run.meta.rules.digest in render_markdown(run.summary())
     path.write_text(MINE.replace('"chunked"', '"sdpa_flash"'))
-    job = Campaign(run, None)._job(0, ())
-    table = worker.Worker(job, None).rules
-    found = route(tiny_shape, load_profile("cpu"), table)
+    with pytest.raises(Heard) as heard:
+        Campaign(run, None)._run_team(0, ())
+    mine = worker.Worker([])
+    mine.hello(describe=False, **heard.value.hello)
+    found = route(tiny_shape, load_profile("cpu"), mine.rules)
     assert (found.rule.name, found.family) == ("mine", "chunked")
     assert str(tmp_path) not in run.meta.rules.source + run.meta.rules.text

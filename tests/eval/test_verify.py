@@ -6,16 +6,9 @@ import pytest
 import torch
 
 from rooflane.baseline import build_baseline
-from rooflane.dispatch import load_profile
-from rooflane.eval.arms import Arm
-from rooflane.eval.judge import Judge
-from rooflane.eval.launch import Buffer
-from rooflane.eval.outputs import SharedBytes, poison
+from rooflane.eval.outputs import poison
 from rooflane.eval.promises import IS_BASELINE, PROMISES
-from rooflane.eval.records import Verification
-from rooflane.eval.subject import Subject
 from rooflane.eval.truth import STRESSES
-from rooflane.eval.verify import verify
 from rooflane.shapes import Shape
 
 CPU = torch.device("cpu")
@@ -30,27 +23,18 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def check(shape, wrap, level="full", models=None, **options) -> Verification:
-    """Verify `wrap(model)` against a second model with the same weights, both sides in this process."""
-    model, reference = models or (build_baseline(shape, CPU, 1), build_baseline(shape, CPU, 1))
-    buffer = Buffer()
-    try:
-        subject = Subject(shape, CPU, load_profile("cpu"), None, reference, SharedBytes(buffer.descriptor))
-        subject.adopt(Arm("mine", "candidate", forward=wrap(model), weights=model))
-        judge = Judge(reference, shape, CPU, [SharedBytes(buffer.descriptor)])
+@pytest.fixture
+def check(verify_here):
+    """Return a function that verifies `wrap(model)` against a second model with the same weights."""
 
-        def ask_judge(op, **values):
-            return getattr(judge, op)(**(values | ({"buffer": 0} if "output" in values else {})))
+    def run(shape, wrap, models=None, **options):
+        model, reference = models or (build_baseline(shape, CPU, 1), build_baseline(shape, CPU, 1))
+        return verify_here(wrap(model), model, reference, shape, **options)
 
-        def ask_subject(op, **values):
-            return getattr(subject, op)(arm="mine", **values)
-
-        return verify(ask_subject, ask_judge, shape, seed=11, level=level, **options)
-    finally:
-        buffer.close()
+    return run
 
 
-def test_the_baseline_itself_passes_everything(tiny_shape):
+def test_the_baseline_itself_passes_everything(check, tiny_shape):
     found = check(tiny_shape, lambda model: model)
     assert (found.status, found.reason, found.contract, found.notes) == ("ok", "", [], [IS_BASELINE])
     assert found.contract_class == "pure"
@@ -61,12 +45,12 @@ def test_the_baseline_itself_passes_everything(tiny_shape):
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 4, 1, 4, 1), (1, 7, 4, 2, 4, 1), (2, 1, 4, 1, 4, 1)])
-def test_sizes_of_one_are_no_special_case(sizes):
+def test_sizes_of_one_are_no_special_case(check, sizes):
     found = check(Shape("edge", *sizes), lambda model: model)
     assert (found.status, found.reason) == ("ok", "")
 
 
-def test_an_error_within_the_gate_passes_and_one_beyond_it_does_not(tiny_shape):
+def test_an_error_within_the_gate_passes_and_one_beyond_it_does_not(check, tiny_shape):
     # The offset stands on valid rows only; fp64 cannot excuse it, since eager's own error is far smaller.
     def offset(size):
         return lambda model: lambda x, mask=None: model(x, mask) + size
@@ -90,13 +74,13 @@ def test_an_error_within_the_gate_passes_and_one_beyond_it_does_not(tiny_shape):
         (lambda out, x: (x.zero_(), out)[1], "changed its input"),
     ],
 )
-def test_a_wrong_kind_of_output_is_named(tiny_shape, spoil, reason):
+def test_a_wrong_kind_of_output_is_named(check, tiny_shape, spoil, reason):
     found = check(tiny_shape, lambda model: lambda x, mask=None: spoil(model(x, mask), x), level="trials")
     assert found.status == "incorrect"
     assert reason in found.reason
 
 
-def test_elements_left_unwritten_show(tiny_shape):
+def test_elements_left_unwritten_show(check, tiny_shape):
     def forgetful(model):
         def forward(x, mask=None):
             out = torch.empty_like(x)
@@ -109,13 +93,13 @@ def test_elements_left_unwritten_show(tiny_shape):
     assert check(tiny_shape, forgetful, level="trials").status == "incorrect"
 
 
-def test_an_output_cannot_be_found_in_freed_memory(tiny_shape):
+def test_an_output_cannot_be_found_in_freed_memory(check, tiny_shape):
     # Returning unwritten memory passes only if an old answer lies there; poison leaves NaN instead.
     found = check(tiny_shape, lambda model: lambda x, mask=None: torch.empty_like(x), level="trials")
     assert found.status == "incorrect"
 
 
-def test_whatever_a_candidate_raises_becomes_its_status(tiny_shape):
+def test_whatever_a_candidate_raises_becomes_its_status(check, tiny_shape):
     def raising(error):
         def forward(x, mask=None):
             raise error
@@ -128,13 +112,13 @@ def test_whatever_a_candidate_raises_becomes_its_status(tiny_shape):
     assert check(tiny_shape, raising(RuntimeError("DefaultCPUAllocator: can't allocate memory"))).status == "oom"
 
 
-def test_a_forward_that_ignores_the_mask_is_caught_by_ragged_masks(tiny_shape):
+def test_a_forward_that_ignores_the_mask_is_caught_by_ragged_masks(check, tiny_shape):
     found = check(tiny_shape, lambda model: lambda x, mask=None: model(x, torch.ones_like(x[..., 0], dtype=torch.bool)))
     assert found.status == "incorrect"
     assert "mask check" in found.reason
 
 
-def test_a_forward_that_takes_the_mask_for_a_prefix_is_caught_by_holes(tiny_shape):
+def test_a_forward_that_takes_the_mask_for_a_prefix_is_caught_by_holes(check, tiny_shape):
     def prefix(model):
         def forward(x, mask=None):
             if mask is not None:
@@ -147,7 +131,7 @@ def test_a_forward_that_takes_the_mask_for_a_prefix_is_caught_by_holes(tiny_shap
     assert found.reason.startswith("mask check 'holes'")
 
 
-def test_weights_packed_once_are_caught_when_they_change(tiny_shape):
+def test_weights_packed_once_are_caught_when_they_change(check, tiny_shape):
     def packed(model):
         own = build_baseline(tiny_shape, CPU, 1)
         return lambda x, mask=None: own(x, mask)
@@ -157,7 +141,7 @@ def test_weights_packed_once_are_caught_when_they_change(tiny_shape):
     assert "q_proj x 8" in found.reason
 
 
-def test_weights_and_inputs_are_put_back_after_sharpening(tiny_shape):
+def test_weights_and_inputs_are_put_back_after_sharpening(check, tiny_shape):
     models = build_baseline(tiny_shape, CPU, 1), build_baseline(tiny_shape, CPU, 1)
     before = {name: value.clone() for name, value in models[0].state_dict().items()}
     check(tiny_shape, lambda model: model, models=models)
@@ -165,7 +149,7 @@ def test_weights_and_inputs_are_put_back_after_sharpening(tiny_shape):
         assert all(torch.equal(value, before[name]) for name, value in held.state_dict().items())
 
 
-def test_changing_the_weights_is_found(tiny_shape):
+def test_changing_the_weights_is_found(check, tiny_shape):
     def meddling(model):
         def forward(x, mask=None):
             out = model(x, mask)
@@ -177,7 +161,7 @@ def test_changing_the_weights_is_found(tiny_shape):
     assert "weights differ" in check(tiny_shape, meddling, level="trials").reason
 
 
-def test_broken_promises_are_findings_and_not_failures(tiny_shape):
+def test_broken_promises_are_findings_and_not_failures(check, tiny_shape):
     def one_buffer(model):
         kept = {}
 
@@ -205,7 +189,7 @@ def test_broken_promises_are_findings_and_not_failures(tiny_shape):
     assert found.contract == [PROMISES[name].finding for name in ("input updated", "elements updated", "mask updated")]
 
 
-def test_an_answer_remembered_by_address_is_found(tiny_shape):
+def test_an_answer_remembered_by_address_is_found(check, tiny_shape):
     def by_address(model):
         known = {}
 
@@ -219,7 +203,7 @@ def test_an_answer_remembered_by_address_is_found(tiny_shape):
     assert (found.status, found.contract_class) != ("ok", "pure")
 
 
-def test_weights_copied_at_the_first_call_are_found_when_loaded_anew(tiny_shape):
+def test_weights_copied_at_the_first_call_are_found_when_loaded_anew(check, tiny_shape):
     def packed(model):
         own = build_baseline(tiny_shape, CPU, 1)
         # What the stress inputs change is followed, the rest is not.
@@ -241,7 +225,7 @@ def test_weights_copied_at_the_first_call_are_found_when_loaded_anew(tiny_shape)
     assert found.contract == [PROMISES["weights loaded"].finding]
 
 
-def test_an_answer_that_varies_is_noted(tiny_shape):
+def test_an_answer_that_varies_is_noted(check, tiny_shape):
     def unsteady(model):
         calls = []
 
@@ -256,7 +240,7 @@ def test_an_answer_that_varies_is_noted(tiny_shape):
     assert any("different bytes" in note for note in found.notes)
 
 
-def test_a_layout_that_is_refused_is_noted_and_one_that_is_misread_is_a_finding(tiny_shape):
+def test_a_layout_that_is_refused_is_noted_and_one_that_is_misread_is_a_finding(check, tiny_shape):
     def refusing(model):
         def forward(x, mask=None):
             if not x.is_contiguous():
@@ -274,7 +258,7 @@ def test_a_layout_that_is_refused_is_noted_and_one_that_is_misread_is_a_finding(
     assert check(tiny_shape, misreading).contract == [PROMISES["other strides"].finding]
 
 
-def test_half_precision_is_judged_against_fp64():
+def test_half_precision_is_judged_against_fp64(check):
     shape = Shape("half", 2, 16, 32, 2, 32, 2, dtype="bfloat16")
     assert check(shape, lambda model: model).status == "ok"
     found = check(shape, lambda model: lambda x, mask=None: model(x, mask) + 0.25, level="trials")
@@ -282,7 +266,7 @@ def test_half_precision_is_judged_against_fp64():
     assert found.gate.use > 1
 
 
-def test_bf16_arithmetic_fails_the_gate_of_a_float32_model():
+def test_bf16_arithmetic_fails_the_gate_of_a_float32_model(check):
     shape = Shape("wide", 4, 64, 128, 4, 128, 4)
 
     def through_bf16(model):
@@ -293,7 +277,7 @@ def test_bf16_arithmetic_fails_the_gate_of_a_float32_model():
     assert found.status == "incorrect"
 
 
-def test_checks_beyond_the_deadline_are_noted_and_one_trial_always_runs(tiny_shape):
+def test_checks_beyond_the_deadline_are_noted_and_one_trial_always_runs(check, tiny_shape):
     found = check(tiny_shape, lambda model: model, deadline=time.monotonic() - 1)
     assert (found.status, found.trials) == ("ok", 1)
     assert any("accuracy trials after number 1 not run" in note for note in found.notes)
@@ -306,7 +290,7 @@ def test_poisoned_memory_is_what_the_next_allocation_gets():
     assert torch.isnan(torch.empty_like(like)).any()
 
 
-def test_a_stored_answer_for_the_last_input_is_caught(tiny_shape):
+def test_a_stored_answer_for_the_last_input_is_caught(check, tiny_shape):
     def lagging(model):
         last = []
 
