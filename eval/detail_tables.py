@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 
+from rooflane.eval.accuracy import COLUMNS, AccuracyLine
 from rooflane.eval.figures import JUDGED_KINDS, LAUNCH_SHARE, NULL, ShapeRow, Spread, Summary
+from rooflane.eval.gate import TILE
 from rooflane.eval.records import COPY_PREFIX
 from rooflane.eval.table import NONE, Table, grouped, interval, number, percent, price, ratio, spread
 
@@ -175,6 +177,23 @@ def prediction_table(summary: Summary) -> Table:
             else "regimes are not measured: this device has no clock of its own"
         ),
     )  # fmt: skip
+
+
+def accuracy_table(summary: Summary, candidate: str) -> Table:
+    """Return each shape's hardest input: the candidate's error against float64 beside eager's own."""
+    hardest: dict[str, AccuracyLine] = {}
+    for line in summary.accuracy:
+        if line.arm == candidate and line.use >= (hardest[line.shape].use if line.shape in hardest else 0):
+            hardest[line.shape] = line
+    rows = [(row.shape.id, *hardest[row.shape.id].cells()) for row in summary.rows if row.shape.id in hardest]
+    return Table(
+        title=f"{candidate}: error against float64 on the hardest input",
+        columns=("id", *COLUMNS),
+        rows=tuple(rows),
+        left=2,
+        note=f"use: of what the check allows, above 1 fails; headroom: how often the error could grow; errors in units "
+        f"of eager's own; worst tile: block of {TILE} tokens, block of {TILE} columns",
+    )
 
 
 def finding_table(summary: Summary) -> Table:

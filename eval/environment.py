@@ -54,8 +54,10 @@ def package_version(name: str) -> str | None:
 def git_commit(root: Path = ROOT) -> str | None:
     """Return the checkout's commit, with "-dirty" when files differ from it; None outside a checkout.
 
-    A copy without its history, as in a container, is given its commit in `ROOFLANE_COMMIT`.
+    `ROOFLANE_COMMIT` goes before: a copy without its history, as in a container, or with another's, is told its own.
     """
+    if stated := os.environ.get(COMMIT_VARIABLE):
+        return stated
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(root), *arguments]
@@ -64,10 +66,10 @@ def git_commit(root: Path = ROOT) -> str | None:
     try:
         # An installed copy may lie inside some other repository's folder; only our own root counts.
         if Path(git("rev-parse", "--show-toplevel")).resolve() != root:
-            return os.environ.get(COMMIT_VARIABLE)
+            return None
         return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain") else "")
     except (OSError, subprocess.SubprocessError):
-        return os.environ.get(COMMIT_VARIABLE)
+        return None
 
 
 def describe_environment(device: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from rooflane.eval.verdict import Verdict
 from rooflane.shapes import Shape
 
 if TYPE_CHECKING:
+    from rooflane.eval.accuracy import AccuracyLine
     from rooflane.eval.ranking import Place
 
 NULL = "identity"
@@ -149,6 +150,7 @@ class Summary:
     missing: int
     contamination: Contamination = field(default_factory=Contamination)
     ranking: tuple[Place, ...] = ()
+    accuracy: tuple[AccuracyLine, ...] = ()
 
     def row(self, shape_id: str) -> ShapeRow:
         """Return a shape's row."""
@@ -205,6 +207,7 @@ class Summary:
             "headlines": [asdict(headline) for headline in self.headlines],
             "shapes": [asdict(row) for row in self.rows],
             "ranking": [asdict(place) for place in self.ranking],
+            "accuracy": [line.as_dict() for line in self.accuracy],
             "missing_rows": self.missing,
             "blocks": {
                 "total": self.contamination.total,

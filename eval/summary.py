@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from rooflane.eval.accuracy import accuracy_lines
 from rooflane.eval.assess import Assessment
 from rooflane.eval.cells import Measured, judged, log_ratios, make_cell, process_medians
 from rooflane.eval.evidence import Evidence
@@ -44,6 +45,7 @@ __all__ = [
 
 def summarise(meta: RunMeta, records: Iterable[Record], stored: Sequence[NullResult] = ()) -> Summary:
     """Compute every figure of a run from its page, its rows and the nulls stored before it; pure and deterministic."""
+    records = list(records)
     campaign = Evidence.of(meta, records)
     measured = campaign.measured
     rows = [_shape_row(measured, shape) for shape in meta.shape_list()]
@@ -66,6 +68,7 @@ def summarise(meta: RunMeta, records: Iterable[Record], stored: Sequence[NullRes
         ),
         ranking=rank(meta, rows, measured.by_cell),
         contamination=measured.contamination,
+        accuracy=tuple(accuracy_lines(records)),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rooflane.eval.detail_tables import (
+    accuracy_table,
     clock_table,
     cost_table,
     failure_table,
@@ -33,7 +34,7 @@ def all_tables(summary: Summary) -> list[Table]:
     """Return the report's tables that have rows, in order."""
     tables = []
     for candidate in summary.meta.candidates:
-        makers = (speed_table, verdict_table, clock_table, state_table, cost_table)
+        makers = (speed_table, verdict_table, clock_table, state_table, accuracy_table, cost_table)
         tables += [make(summary, candidate) for make in makers]
     tables += [ranking_table(summary), oversize_table(summary), prediction_table(summary), finding_table(summary)]
     tables += [not_run_table(summary), failure_table(summary)]

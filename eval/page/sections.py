@@ -13,6 +13,7 @@ UNMEASURED = "not measured"
 _PLACES = (
     ("event time", "results"),
     ("verdict", "results"),
+    ("Ranking", "results"),
     ("Too large", "results"),
     ("Prediction", "predictions"),
     ("set-up and price", "price"),
