@@ -118,7 +118,8 @@ class Headline:
     A shape counts when eager was timed on it in every process. The mean exists only when the candidate's output was
     right and timed on every one of them in every process: a failed shape takes the mean away, it never leaves it.
     `penalised` is the second figure then: the mean with every failed shape at 1x, or at its own ratio where lower.
-    `ratio_verdict` is what the times alone say; `verdict` puts the facts about the outputs before it.
+    `ratio_verdict` is what the times alone say; `verdict` puts the facts about the outputs before it. `partial` counts
+    the shapes timed in some processes only: the clock chose what is left, so no verdict is formed over it.
     """
 
     candidate: str
@@ -137,6 +138,7 @@ class Headline:
     dividend: float | None = None
     mix_tokens_per_s: Interval | None = None
     mix_price: Interval | None = None
+    partial: int = 0
 
 
 @dataclass(frozen=True)

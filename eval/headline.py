@@ -27,10 +27,12 @@ def make_headline(
     counted: Sequence[ShapeRow],
     assessed: Assessment,
     fact: tuple[str, str] | None,
+    partial: int = 0,
 ) -> Headline:
     """Return a candidate's headline over the shapes that count.
 
-    `fact` is a verdict and its reason that come before what the times say: an output or a state found wrong.
+    `fact` is a verdict and its reason that come before what the times say: an output or a state found wrong. `partial`
+    shapes were timed in some processes only.
     """
     found, judgement = assessed.estimate, assessed.judgement
     passed = [row for row in counted if row.cells[candidate].status == "ok" and row.cells[candidate].event_ms]
@@ -46,6 +48,7 @@ def make_headline(
         why=judgement.why if counted else "no shape was timed in every process",
         copy_null=copy_null and copy_null.geomean,
         floor=assessed.floors.geomean,
+        partial=partial,
     )
     if len(passed) < len(counted):
         why = f"only {len(passed)} of {len(counted)} shapes passed; no mean is formed over the rest"
@@ -54,6 +57,9 @@ def make_headline(
         result = replace(result, verdict=judgement.verdict, ratio_verdict=judgement.verdict)
         if found.geomean:
             result = replace(result, **_means(measured, candidate, counted, found))
+        if partial:
+            why = f"{partial} more were timed in some processes only, and the clock must not choose what counts"
+            result = replace(result, verdict=Verdict.NONE, ratio_verdict=Verdict.NONE, why=why)
     return replace(result, verdict=fact[0], why=fact[1]) if fact else result
 
 

@@ -54,7 +54,8 @@ def summarise(meta: RunMeta, records: Iterable[Record], stored: Sequence[NullRes
         assessed = campaign.assess(candidate, stored)
         rows = [_judged(measured, row, candidate, assessed) for row in rows]
         counted = [row for row in rows if row.shape.id in campaign.counted]
-        headlines.append(make_headline(measured, candidate, counted, assessed, _fact(rows, candidate)))
+        partial = sum(row.eager.event_ms is not None for row in rows) - len(counted)
+        headlines.append(make_headline(measured, candidate, counted, assessed, _fact(rows, candidate), partial))
     return Summary(
         meta=meta,
         rows=tuple(rows),

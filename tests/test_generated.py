@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from statistics import median
 
 import pytest
 
+from rooflane.dispatch import load_profile
 from rooflane.eval import open_run, render_readme_table, update_between_markers
+from rooflane.families import get_family
+from rooflane.shapes import load_shapes
 
 GENERATED = {
     "README.md": "h200-published",
-    "briefs/resident.md": "h200-published",
+    "briefs/resident.md": "h200-resident",
     "briefs/graph_compile.md": "h200-lanes",
     "briefs/gemm_fp16.md": "h200-bf16",
     "briefs/sdpa_flash.md": "h200-half",
@@ -62,3 +66,21 @@ def test_the_oversize_shape_was_compared_in_full_and_its_memory_predicted(publis
     (record,) = [r for r in published.records() if (r.arm, r.shape_id, r.process) == ("dispatched", "14", 0)]
     assert record.verification.gate.passed
     assert record.measured_peak_bytes == pytest.approx(record.predicted_peak_bytes, rel=0.15)
+
+
+def test_the_newest_record_passes_the_gate_wherever_it_was_timed_and_claims_no_verdict(root):
+    run = open_run(root / "briefs" / "records" / "h200-resident")
+    timed = [record for record in run.records() if record.arm == "dispatched" and record.timing]
+    assert {record.shape_id for record in timed} == {str(number) for number in range(1, 14)}
+    assert all(record.verification.gate.passed and not record.integrity for record in timed)
+    (headline,) = run.summary().headlines
+    assert headline.partial == 10 and headline.verdict == "none"
+
+
+def test_the_seeds_record_holds_every_shape_the_resident_family_claims(root):
+    worst = json.loads((root / "briefs" / "records" / "h200-seeds.json").read_text())["worst_use"]
+    profile, family = load_profile("h200"), get_family("resident")
+    shapes = [shape for name in ("published", "neighbours") for shape in load_shapes(root / "shapes" / f"{name}.csv")]
+    claimed = [shape.id for shape in shapes if shape.dtype == "float32" and family.supports(shape, profile) is None]
+    assert set(worst) == set(claimed)
+    assert max(use for uses in worst.values() for use in uses.values()) < 1
