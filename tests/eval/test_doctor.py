@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from pathlib import Path
@@ -39,7 +40,7 @@ def test_a_package_from_elsewhere_is_a_warning(monkeypatch: pytest.MonkeyPatch, 
     real = doctor.importlib.util.find_spec
 
     def find_spec(name: str):
-        spec = real(name)
+        spec = copy.copy(real(name))  # the module's own otherwise, which other tests read
         if name == "rooflane.shapes":
             spec.origin = str(tmp_path / "shapes" / "__init__.py")
         return spec

@@ -31,7 +31,10 @@ def test_code_put_into_a_function_of_the_harness_is_seen(monkeypatch):
         return None
 
     monkeypatch.setattr(timing.make_clock, "__code__", always.__code__)
-    assert state.changes() == ["rooflane.eval.timing.make_clock was replaced while the candidate ran"]
+    lines = state.changes()
+    assert "rooflane.eval.timing.make_clock was replaced while the candidate ran" in lines
+    # Every module of the harness that imported it has its own line.
+    assert all(line.endswith(".make_clock was replaced while the candidate ran") for line in lines)
 
 
 def test_a_changed_flag_is_named():

@@ -10,21 +10,31 @@ import sys
 import pytest
 
 from rooflane.families import resource_gate
-from rooflane.families.resource_gate import ARCHITECTURES, Resources, _blocks, compare, load_record, write_record
+from rooflane.families.resource_gate import (
+    ARCHITECTURES,
+    Resources,
+    _blocks,
+    compare,
+    load_record,
+    room_of,
+    write_record,
+)
 from rooflane.families.shipped import resident_case, shipped_cases
 from rooflane.shapes import load_shapes
 
 HOPPER = next(architecture for architecture in ARCHITECTURES if architecture.number == 90)
 BASE = Resources(registers=128, spill_bytes=0, shared_bytes=32768, blocks_per_sm=4)
-CHANGED = """
+# Eight warps hold this kernel's tiles without a spill; four have half the registers between them.
+SPILLING = (128, 4, 128, 128, 128, True)
+CHANGED = f"""
 import dataclasses, json
 from rooflane.families.resource_gate import ARCHITECTURES, compare, compiler_version, load_record, measure
-from rooflane.families.shipped import shipped_cases
+from rooflane.families.shipped import resident_case
 
-case = next(case for case in shipped_cases() if case.name == "resident whole d128 h4 f128 s128")
+case = resident_case(*{SPILLING})
 hopper = next(architecture for architecture in ARCHITECTURES if architecture.number == 90)
 found = measure(dataclasses.replace(case, num_warps=4), hopper)
-print(json.dumps(compare(load_record(compiler_version()), {f"{case.name} | sm_90": found})))
+print(json.dumps(compare(load_record(compiler_version()), {{f"{{case.name}} | sm_90": found}})))
 """
 
 
@@ -67,17 +77,21 @@ def test_records_of_other_compilers_are_kept_and_a_new_one_is_asked_for(tmp_path
     assert set(json.loads((tmp_path / "resources.json").read_text())) == {"triton 1", "triton 2"}
 
 
+def launched(case):
+    return case.function.__name__, str(case.constants), case.num_warps, case.num_stages
+
+
 def test_every_published_shape_launches_a_recorded_kernel(root):
-    shipped = {(str(case.constants), case.num_warps) for case in shipped_cases()}
+    shipped = {launched(case) for case in shipped_cases()}
     for shape in load_shapes(root / "shapes" / "published.csv"):
         if shape.d_model <= 128 and shape.seq_len <= 128:
             sizes = (shape.d_model, shape.num_heads, shape.ffn_dim, shape.seq_len, shape.batch_size)
-            case = resident_case(*sizes)
-            assert (str(case.constants), case.num_warps) in shipped, shape.id
+            assert launched(resident_case(*sizes, shape.causal)) in shipped, shape.id
 
 
-def test_names_are_unique():
-    names = [case.name for case in shipped_cases()]
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda architecture: f"sm_{architecture.number}")
+def test_names_are_unique(architecture):
+    names = [case.name for case in shipped_cases(room_of(architecture))]
     assert len(names) == len(set(names))
 
 
@@ -98,4 +112,4 @@ def test_a_configuration_that_spills_fails():
     done = compiled_for_real("-c", CHANGED)
     assert done.returncode == 0, done.stderr
     (line,) = json.loads(done.stdout)
-    assert "resident whole d128 h4 f128 s128 | sm_90" in line and "spilled bytes" in line
+    assert f"{resident_case(*SPILLING).name} | sm_90" in line and "spilled bytes" in line
