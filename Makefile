@@ -5,6 +5,8 @@
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
 DEVICE := $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
+# Two files of tests at a time, but not on a GPU, which what they time would share.
+PARALLEL := $(if $(filter cpu,$(DEVICE)),-n 2 --dist loadfile)
 CONSTRAINTS := constraints-$(DEVICE).txt
 BIN := .venv/bin
 # The stamp carries the device, so a GPU that appears later brings its own pinned set.
@@ -16,10 +18,10 @@ eval: $(STAMP)
 	$(BIN)/rooflane eval shapes/published.csv --quick
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
 
 check: lint
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not gpu"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

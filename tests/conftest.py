@@ -14,6 +14,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 # The tensors here are tiny: a second thread costs more than it brings, and more still beside other work.
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Locks and stored nulls of a test session are its own, in its workers' processes too.
 _STATE = tempfile.TemporaryDirectory(prefix="rooflane-state-")
 os.environ["ROOFLANE_STATE_DIR"] = _STATE.name

@@ -58,7 +58,7 @@ def run_layered(shape, x, mask, out, qkv, packed, layout, grid, fixed):
 
 
 # Sizes off every tile: 37 of 64 rows, 48 of 64 columns, 3 heads, ffn 40; heads of 4 packed four to a tile; one token.
-SMALL = Shape("small", 3, 37, 48, 3, 40, 2, True)
+SMALL = Shape("small", 2, 37, 48, 3, 40, 2, True)
 NARROW = Shape("narrow", 2, 40, 32, 8, 48, 2, True)
 CASES = [
     (SMALL, ResidentConfig("whole", 64, 1, 1, 1, 16, 4, 2)),
