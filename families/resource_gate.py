@@ -92,7 +92,7 @@ def measure(case: KernelCase, architecture: Architecture) -> Resources:
 
 
 def _leave_out_assembler(backend: object, stages: dict[str, Callable], *rest: object) -> None:
-    """Stop Triton short of ptxas, which `_assemble` runs for its report: a second run adds a quarter to a compilation."""
+    """Stop Triton short of ptxas, which `_assemble` runs for its report: a quarter of the work is saved."""
     stages["cubin"] = lambda source, metadata: b""
 
 
