@@ -1,7 +1,8 @@
 """Every command in the README is run, section by section, each section in a copy of the tree as a clone would be.
 
 Nothing is taken from a command but time: `shapes/published.csv` holds two small shapes under the published ids in the
-copy, `rooflane eval` gets one or two processes, one control and a short budget, and placeholders get values.
+copy, `rooflane eval` gets one or two processes, one control, a short budget and but for one command a profile that is
+there, and placeholders get values.
 `make` commands, which set up an environment of their own, are run as `make -n`, and what they would run is run too;
 `pip install` is run as a dry run. Code blocks that begin with a comment naming a file are written to that file.
 """
@@ -134,6 +135,8 @@ def expand(command: str, clone: Path) -> list[list[str]]:
             words.append("published.csv")  # shown for its option
         # What several families are compared by is judged over processes: `rules regret` takes no fewer than two.
         words += [*SMALL_RUN, "2" if words.count("--candidate") > 2 else "1"]
+        if "--quick" not in words:
+            words += ["--profile", "cpu"]  # the quick run alone measures this host first, which takes it 8 seconds
     if words[1] == "submit":
         words += ["--organiser-args", shlex.join(SHORT_BENCHMARK)]
     return [words]
