@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 # Compiler options that decide the code; part of the cache key.
-OPTIONS = ("--std=c++17", "--extra-device-vectorization")
+OPTIONS = ("--std=c++17",)
 
 
 def compile_cubin(source: str, architecture: str) -> bytes:

@@ -74,6 +74,7 @@ CASES = [
     Shape("narrow-heads", 2, 20, 128, 16, 128, 2, True),
     Shape("ragged", 3, 11, 48, 3, 200, 2, True),
     Shape("narrow", 2, 5, 16, 2, 16, 1, False),
+    Shape("square", 2, 20, 64, 2, 128, 2, True),
 ]
 
 

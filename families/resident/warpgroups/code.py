@@ -22,7 +22,8 @@ typedef unsigned char u8;
 constexpr int THREADS = WGS * 128;
 constexpr int ROWS = WGS * 64;
 constexpr int HW = HEADS * HD;
-constexpr int STEP = 64;  // columns of a weight tile
+constexpr int STEP = 64;   // columns of a weight tile
+constexpr int BLOCK = 64;  // keys taken together
 constexpr int BIAS = D > STEP ? D : STEP;
 constexpr int WEIGHT_BYTES = STEP * D * 2;
 constexpr int TILE_BYTES = WEIGHT_BYTES + BIAS * 4;
@@ -148,20 +149,28 @@ __device__ __forceinline__ float quad_max(float x) {
   return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
 }
 
+// Sum over a thread's two rows of f(element): four partial sums a row, or each addition would await the one before.
+template <typename F>
+__device__ __forceinline__ void row_sums(float (&sum)[2], F element) {
+  float part[2][4] = {};
+#pragma unroll
+  for (int i = 0; i < D / 2; i++) part[i / 2 % 2][i / 4 % 4 ^ i % 2 * 2] += element(i);
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    float (&p)[4] = part[half];
+    sum[half] = quad_sum((p[0] + p[1]) + (p[2] + p[3]));
+  }
+}
+
 // Mean and reciprocal deviation of the two rows a thread shares with its quad.
 __device__ __forceinline__ void moments(const float (&x)[D / 2], float eps, float (&mean)[2], float (&scale)[2]) {
-  float sum[2] = {0.0f, 0.0f}, square[2] = {0.0f, 0.0f};
-#pragma unroll
-  for (int i = 0; i < D / 2; i++) sum[i / 2 % 2] += x[i];
-  mean[0] = quad_sum(sum[0]) * (1.0f / D);
-  mean[1] = quad_sum(sum[1]) * (1.0f / D);
-#pragma unroll
-  for (int i = 0; i < D / 2; i++) {
-    float centred = x[i] - mean[i / 2 % 2];
-    square[i / 2 % 2] += centred * centred;
-  }
-  scale[0] = rsqrt_fast(quad_sum(square[0]) * (1.0f / D) + eps);
-  scale[1] = rsqrt_fast(quad_sum(square[1]) * (1.0f / D) + eps);
+  float sum[2];
+  row_sums(sum, [&](int i) { return x[i]; });
+  mean[0] = sum[0] * (1.0f / D);
+  mean[1] = sum[1] * (1.0f / D);
+  row_sums(sum, [&](int i) { return (x[i] - mean[i / 2 % 2]) * (x[i] - mean[i / 2 % 2]); });
+  scale[0] = rsqrt_fast(sum[0] * (1.0f / D) + eps);
+  scale[1] = rsqrt_fast(sum[1] * (1.0f / D) + eps);
 }
 
 __device__ __forceinline__ void normalise(u32 (&a)[D / 4], const float (&x)[D / 2], float eps) {
@@ -187,31 +196,45 @@ __device__ __forceinline__ float gelu(float x) {
   return x * __saturatef(0.5f + x * slope);
 }
 
-// The stream of weight tiles as one warp sees it: `index` counts the tiles used so far.
+// The stream of weight tiles as one warp sees it. Tiles are asked for AHEAD of their use; the other slots are how far
+// one warpgroup may run in front of the other.
 struct Stream {
-  u32 tiles, full, empty, index, total, forward_tiles;
+  u32 tiles, full, empty, slot, phase, left, within, length;
   const u8* source;
 
-  __device__ __forceinline__ void request(u32 tile) {
-    u32 slot = tile % STAGES, use = tile / STAGES;
-    if (use > 0) barrier_wait(empty + slot * 8, (use - 1) & 1);
-    copy_tile(tiles + slot * TILE_BYTES, source + (u64)(tile % forward_tiles) * TILE_BYTES, full + slot * 8);
+  __device__ __forceinline__ void request(u32 to, u32 parity) {
+    barrier_wait(empty + to * 8, parity);
+    copy_tile(tiles + to * TILE_BYTES, source + within * TILE_BYTES, full + to * 8);
+    left--;
+    within = within + 1 == length ? 0 : within + 1;
   }
 
-  // Wait for the next tile and return its address; the first thread keeps requests ahead.
-  __device__ __forceinline__ u32 next() {
-    if (threadIdx.x == 0 && index + AHEAD < total) request(index + AHEAD);
-    __syncwarp();
-    u32 slot = index % STAGES;
-    barrier_wait(full + slot * 8, (index / STAGES) & 1);
+  // Wait for the tile in use, or for the one behind it, and return its address.
+  __device__ __forceinline__ u32 current() {
+    barrier_wait(full + slot * 8, phase);
     return tiles + slot * TILE_BYTES;
   }
 
-  // Say that this warp has used the tile.
+  __device__ __forceinline__ u32 following() {
+    bool wraps = slot + 1 == STAGES;
+    u32 next = wraps ? 0 : slot + 1;
+    barrier_wait(full + next * 8, wraps ? phase ^ 1 : phase);
+    return tiles + next * TILE_BYTES;
+  }
+
+  // Say that this warp has used the tile; the first thread asks for another.
   __device__ __forceinline__ void done() {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(empty + index % STAGES * 8);
-    index++;
+    if (threadIdx.x % 32 == 0) barrier_arrive(empty + slot * 8);
+    if (threadIdx.x == 0 && left > 0) {
+      // The slot was last used a round ago; a barrier nobody arrived at yet lets the odd parity through.
+      bool wraps = slot + AHEAD >= STAGES;
+      request(wraps ? slot + AHEAD - STAGES : slot + AHEAD, wraps ? phase : phase ^ 1);
+    }
+    __syncwarp();
+    bool wraps = slot + 1 == STAGES;
+    slot = wraps ? 0 : slot + 1;
+    if (wraps) phase ^= 1;
   }
 };
 
@@ -222,7 +245,7 @@ __device__ __forceinline__ void write_keys(Stream& stream, const u32 (&a)[D / 4]
 #pragma unroll 1
   for (int tile = 0; tile < SIDE_TILES; tile++) {
     float c[STEP / 2];
-    multiply<STEP, D / 16, false>(c, a, stream.next(), STEP * 16);
+    multiply<STEP, D / 16, false>(c, a, stream.current(), STEP * 16);
     stream.done();
     u32 to = keys + (tile * (STEP / 8) * (ROWS / 8) + row8) * 128 + lane;
 #pragma unroll
@@ -234,7 +257,7 @@ __device__ __forceinline__ void write_keys(Stream& stream, const u32 (&a)[D / 4]
 #pragma unroll 1
   for (int tile = 0; tile < SIDE_TILES; tile++) {
     float c[STEP / 2];
-    multiply<STEP, D / 16, false>(c, a, stream.next(), STEP * 16);
+    multiply<STEP, D / 16, false>(c, a, stream.current(), STEP * 16);
     stream.done();
     u32 to = values + (row8 * (HW / 8) + tile * (STEP / 8)) * 128 + lane;
 #pragma unroll
@@ -246,28 +269,51 @@ __device__ __forceinline__ void write_keys(Stream& stream, const u32 (&a)[D / 4]
   publish_shared();
 }
 
-// Context [64, HD] of one head over KEYS keys, as a left operand; `visible` holds a bit a key for the thread's rows.
-template <int KEYS>
-__device__ __forceinline__ void attend(u32* context, const u32* q, u32 keys, u32 values, const u32 (&visible)[2]) {
-  float s[KEYS / 2];
-  multiply<KEYS, HD / 16, false>(s, q, keys, ROWS / 8 * 128);
-  float top[2] = {NEGATIVE, NEGATIVE}, sum[2] = {0.0f, 0.0f};
+// Context [64, HD] of one head over `blocks` times 64 keys, as a left operand; `visible` holds a bit a key for the
+// thread's two rows. Blocks are taken one after the other with a running maximum, so that both warpgroups of a causal
+// sequence run the same instructions: two copies of them do not fit the instruction cache.
+__device__ __forceinline__ void attend(
+    u32 (&context)[HD / 4], const u32 (&q)[HD / 4], u32 keys, u32 values, const u32 (&visible)[2], int blocks) {
+  float c[HD / 2], top[2] = {NEGATIVE, NEGATIVE}, sum[2] = {0.0f, 0.0f};
 #pragma unroll
-  for (int i = 0; i < KEYS / 2; i++) {
-    s[i] = visible[i / 2 % 2] >> (i / 4 * 2 + i % 2) & 1 ? s[i] : NEGATIVE;
-    top[i / 2 % 2] = fmaxf(top[i / 2 % 2], s[i]);
-  }
-  top[0] = quad_max(top[0]);
-  top[1] = quad_max(top[1]);
+  for (int i = 0; i < HD / 2; i++) c[i] = 0.0f;
+#pragma unroll 1
+  for (int block = 0; block < blocks; block++) {
+    float s[BLOCK / 2];
+    multiply<BLOCK, HD / 16, false>(s, q, keys + block * (BLOCK / 8) * 128, ROWS / 8 * 128);
+    u32 seen[2] = {visible[0] >> block * (BLOCK / 4), visible[1] >> block * (BLOCK / 4)};
+    float part[2][4];
 #pragma unroll
-  for (int i = 0; i < KEYS / 2; i++) {
-    s[i] = exp2_fast(s[i] - top[i / 2 % 2]);
-    sum[i / 2 % 2] += s[i];
+    for (int i = 0; i < BLOCK / 2; i++) {
+      float& most = part[i / 2 % 2][i / 4 % 4];
+      s[i] = seen[i / 2 % 2] >> (i / 4 * 2 + i % 2) & 1 ? s[i] : NEGATIVE;
+      most = i % 2 == 0 && i < 16 ? s[i] : fmaxf(most, s[i]);
+    }
+    float rescale[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      float (&p)[4] = part[half];
+      float most = fmaxf(top[half], quad_max(fmaxf(fmaxf(p[0], p[1]), fmaxf(p[2], p[3]))));
+      rescale[half] = exp2_fast(top[half] - most);
+      top[half] = most;
+    }
+#pragma unroll
+    for (int i = 0; i < BLOCK / 2; i++) {
+      float& total = part[i / 2 % 2][i / 4 % 4];
+      s[i] = exp2_fast(s[i] - top[i / 2 % 2]);
+      total = i % 2 == 0 && i < 16 ? s[i] : total + s[i];
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      float (&p)[4] = part[half];
+      sum[half] = sum[half] * rescale[half] + ((p[0] + p[1]) + (p[2] + p[3]));
+    }
+    u32 p[BLOCK / 4];
+    to_operand<BLOCK>(p, s);
+#pragma unroll
+    for (int i = 0; i < HD / 2; i++) c[i] *= rescale[i / 2 % 2];
+    multiply<HD, BLOCK / 16, true>(c, p, values + block * (BLOCK / 8) * (HW / 8) * 128, HW / 8 * 128);
   }
-  u32 p[KEYS / 4];
-  to_operand<KEYS>(p, s);
-  float c[HD / 2];
-  multiply<HD, KEYS / 16, false>(c, p, values, HW / 8 * 128);
   // A row without a visible key sees every key alike, and is written as zero at the end, or never.
   float scale[2] = {1.0f / quad_sum(sum[0]), 1.0f / quad_sum(sum[1])};
 #pragma unroll
@@ -275,33 +321,35 @@ __device__ __forceinline__ void attend(u32* context, const u32* q, u32 keys, u32
   to_operand<HD>(context, c);
 }
 
-// x += attention(a) Wo + bo, STEP columns of heads at a time (or a wider head alone).
-template <int KEYS>
+// x += attention(a) Wo + bo, head by head.
 __device__ __forceinline__ void attention(
-    Stream& stream, float (&x)[D / 2], const u32 (&a)[D / 4], u32 keys, u32 values, const u32 (&visible)[2]) {
-  constexpr int WIDE = HD > STEP ? HD : STEP;  // columns taken together
+    Stream& stream, float (&x)[D / 2], const u32 (&a)[D / 4], u32 keys, u32 values, const u32 (&visible)[2],
+    int blocks) {
+  constexpr int PARTS = HD > STEP ? HD / STEP : 1;  // tiles of a head
+  constexpr int PART = HD > STEP ? STEP : HD;       // columns of a head in a tile
 #pragma unroll 1
-  for (int column = 0; column < HW; column += WIDE) {
-    u32 q[WIDE / 4], context[WIDE / 4];
+  for (int column = 0; column < HW; column += PART * PARTS) {
+    u32 within = column % STEP;  // where a narrow head stands in its tile
+    u32 q[HD / 4], context[HD / 4];
 #pragma unroll
-    for (int part = 0; part < WIDE / STEP; part++) {
-      u32 tile = stream.next();
-      float c[STEP / 2];
-      add_row<STEP, false>(c, tile + WEIGHT_BYTES);
-      multiply<STEP, D / 16, true>(c, a, tile, STEP * 16);
-      stream.done();
-      to_operand<STEP>(q + part * (STEP / 4), c);
+    for (int part = 0; part < PARTS; part++) {
+      u32 tile = stream.current();
+      float c[PART / 2];
+      add_row<PART, false>(c, tile + WEIGHT_BYTES + within * 4);
+      multiply<PART, D / 16, true>(c, a, tile + within / 8 * 128, STEP * 16);
+      to_operand<PART>(q + part * (PART / 4), c);
+      if (PARTS > 1) stream.done();
     }
+    attend(context, q, keys + column / 8 * (ROWS / 8) * 128, values + column / 8 * 128, visible, blocks);
 #pragma unroll
-    for (int head = 0; head < WIDE / HD; head++)
-      attend<KEYS>(
-          context + head * (HD / 4), q + head * (HD / 4), keys + (column + head * HD) / 8 * (ROWS / 8) * 128,
-          values + (column + head * HD) / 8 * 128, visible);
-#pragma unroll
-    for (int part = 0; part < WIDE / STEP; part++) {
-      u32 tile = stream.next();
+    for (int part = 0; part < PARTS; part++) {
+      u32 tile = PARTS > 1 ? stream.current() : stream.following();
       if (part == 0 && column == 0) add_row<D, true>(x, tile + WEIGHT_BYTES);
-      multiply<D, STEP / 16, true>(x, context + part * (STEP / 4), tile, D * 16);
+      multiply<D, PART / 16, true>(x, context + part * (PART / 4), tile + within / 8 * (D / 8) * 128, D * 16);
+      if (PARTS > 1) stream.done();
+    }
+    if (PARTS == 1 && within + PART == STEP) {
+      stream.done();
       stream.done();
     }
   }
@@ -311,7 +359,7 @@ __device__ __forceinline__ void attention(
 __device__ __forceinline__ void feed_forward(Stream& stream, float (&x)[D / 2], const u32 (&a)[D / 4]) {
 #pragma unroll 1
   for (int tile = 0; tile < FFN_TILES; tile++) {
-    u32 in = stream.next();
+    u32 in = stream.current();
     float c[STEP / 2];
     add_row<STEP, false>(c, in + WEIGHT_BYTES);
     multiply<STEP, D / 16, true>(c, a, in, STEP * 16);
@@ -319,7 +367,7 @@ __device__ __forceinline__ void feed_forward(Stream& stream, float (&x)[D / 2], 
     u32 hidden[STEP / 4];
 #pragma unroll
     for (int i = 0; i < STEP / 4; i++) hidden[i] = pack(gelu(c[2 * i]), gelu(c[2 * i + 1]));
-    u32 out = stream.next();
+    u32 out = stream.current();
     if (tile == 0) add_row<D, true>(x, out + WEIGHT_BYTES);
     multiply<D, STEP / 16, true>(x, hidden, out, D * 16);
     stream.done();
@@ -372,21 +420,25 @@ __device__ __forceinline__ Row locate(int block, int row, int batch, int length,
   return y;
 }
 
-// Bit 2j + b of the result: whether `row` may see key 8j + 2t + b, t the thread's place in its quad.
-__device__ __forceinline__ u32 visible_keys(int row, u32 present) {
-  u32 seen = present;
-#pragma unroll
-  for (int bit = 0; bit < ROWS / 4; bit++) {
-    int key = bit / 2 * 8 + threadIdx.x % 4 * 2 + bit % 2;
-    bool apart = GROUP > 1 && key / SEQUENCE_ROWS != row / SEQUENCE_ROWS;
-    if (apart || (CAUSAL && key > row)) seen &= ~(1u << bit);
-  }
-  return seen;
+// The bits of `keys` (one a key of 32) a thread's place in its quad stands for: bit 2j + b for key 8j + 2t + b.
+__device__ __forceinline__ u32 own_bits(u32 keys) {
+  keys >>= threadIdx.x % 4 * 2;
+  return (keys & 3) | (keys >> 6 & 12) | (keys >> 12 & 48) | (keys >> 18 & 192);
 }
 
-template <int KEYS>
+// The keys `row` may see, of those present.
+__device__ __forceinline__ u32 visible_keys(int row, u32 present) {
+  if (GROUP > 1) present &= ((1ull << SEQUENCE_ROWS / 4) - 1) << row / SEQUENCE_ROWS * (SEQUENCE_ROWS / 4);
+  if (CAUSAL) {
+    int last = row % 8 - int(threadIdx.x % 4 * 2) + 1;  // how many of its own two keys among the row's eight are past
+    u32 near = last >= 2 ? 3 : last == 1 ? 1 : 0;
+    present &= ((1u << row / 8 * 2) - 1) | near << row / 8 * 2;
+  }
+  return present;
+}
+
 __device__ __forceinline__ void layer(
-    Stream& stream, float (&x)[D / 2], u32 keys, u32 values, const u32 (&visible)[2], float eps) {
+    Stream& stream, float (&x)[D / 2], u32 keys, u32 values, const u32 (&visible)[2], int blocks, float eps) {
   u32 a[D / 4];
   constexpr bool APART = WGS == 2 && CAUSAL;  // the first warpgroup never reads the second's keys
   bool first = threadIdx.x < 128;
@@ -405,18 +457,18 @@ __device__ __forceinline__ void layer(
   } else {
     named_sync<2, THREADS>();
   }
-  attention<KEYS>(stream, x, a, keys, values, visible);
+  attention(stream, x, a, keys, values, visible, blocks);
   if (APART && !first) named_arrive<1, 256>();
   normalise(a, x, eps);
   feed_forward(stream, x, a);
 }
 
-template <int KEYS>
 __device__ __forceinline__ void forward(
     Stream& stream, u32 keys, u32 values, const io_t* input, const u8* mask, io_t* output, const float* final_norm,
     int blocks, int batch, int length, int layers, float eps) {
   int quad = threadIdx.x % 4;
   int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+  int key_blocks = CAUSAL ? threadIdx.x / 128 + 1 : WGS;
 #pragma unroll 1
   for (int block = blockIdx.x; block < blocks; block += gridDim.x) {
     Row rows[2] = {locate(block, row, batch, length, mask), locate(block, row + 8, batch, length, mask)};
@@ -434,13 +486,13 @@ __device__ __forceinline__ void forward(
     }
     u32 present = 0;
 #pragma unroll
-    for (int bit = 0; bit < ROWS / 4; bit++) {
-      int key = bit / 2 * 8 + quad * 2 + bit % 2;
-      if (locate(block, key, batch, length, mask).valid) present |= 1u << bit;
+    for (int part = 0; part < ROWS / 32; part++) {
+      bool valid = locate(block, part * 32 + threadIdx.x % 32, batch, length, mask).valid;
+      present |= own_bits(__ballot_sync(~0u, valid)) << part * 8;
     }
     u32 visible[2] = {visible_keys(row, present), visible_keys(row + 8, present)};
 #pragma unroll 1
-    for (int index = 0; index < layers; index++) layer<KEYS>(stream, x, keys, values, visible, eps);
+    for (int index = 0; index < layers; index++) layer(stream, x, keys, values, visible, key_blocks, eps);
     float mean[2], scale[2];
     moments(x, eps, mean, scale);
 #pragma unroll
@@ -468,9 +520,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, WGS == 1 ? 2 : 1) resident
   stream.tiles = values + KEY_BYTES;
   stream.full = shared_address(barriers);
   stream.empty = stream.full + STAGES * 8;
-  stream.index = 0;
-  stream.forward_tiles = layers * LAYER_TILES;
-  stream.total = (blocks - blockIdx.x + gridDim.x - 1) / gridDim.x * stream.forward_tiles;
+  stream.slot = stream.phase = stream.within = 0;
+  stream.length = layers * LAYER_TILES;
+  stream.left = (blocks - blockIdx.x + gridDim.x - 1) / gridDim.x * stream.length;
   stream.source = weights;
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < STAGES; slot++) {
@@ -478,20 +530,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, WGS == 1 ? 2 : 1) resident
       barrier_init(stream.empty + slot * 8, THREADS / 32);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    for (u32 tile = 0; tile < AHEAD && tile < stream.total; tile++) stream.request(tile);
+    for (u32 slot = 0; slot < AHEAD && stream.left > 0; slot++) stream.request(slot, 1);
   }
   __syncthreads();
-  if (WGS == 2 && CAUSAL) {
-    // One branch a warpgroup: they differ in the keys they see, hence in their products.
-    if (threadIdx.x < 128) {
-      forward<64>(stream, keys, values, input, mask, output, final_norm, blocks, batch, length, layers, eps);
-      named_sync<1, 256>();
-    } else {
-      named_arrive<1, 256>();
-      forward<ROWS>(stream, keys, values, input, mask, output, final_norm, blocks, batch, length, layers, eps);
-    }
-  } else {
-    forward<ROWS>(stream, keys, values, input, mask, output, final_norm, blocks, batch, length, layers, eps);
-  }
+  if (WGS == 2 && CAUSAL && threadIdx.x >= 128) named_arrive<1, 256>();
+  forward(stream, keys, values, input, mask, output, final_norm, blocks, batch, length, layers, eps);
+  if (WGS == 2 && CAUSAL && threadIdx.x < 128) named_sync<1, 256>();
 }
 """

@@ -28,8 +28,7 @@ MARK = "// ---- pieces"
 
 def source(sizes: dict[str, int]) -> str:
     """Return the translation unit for compile-time sizes (see code.py)."""
-    rows, side = 64 * sizes["WGS"], sizes["HD"]
-    widths = sorted({64, sizes["D"], side, rows})
+    widths = sorted({64, sizes["D"], sizes["HD"]})
     dtype = "bf16" if sizes["BF16"] else "f16"
     products = DECLARATIONS + "".join(_product(n, dtype) for n in widths)
     defines = "".join(f"#define {name} {value}\n" for name, value in sizes.items())
