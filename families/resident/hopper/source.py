@@ -1,8 +1,10 @@
-"""The translation unit of the warpgroup kernel: compile-time sizes, the products it needs, its code."""
+"""The translation units of the Hopper kernels: compile-time sizes, the products they need, their code."""
 
 from __future__ import annotations
 
-from rooflane.families.resident.warpgroups.code import CODE
+from rooflane.families.resident.hopper.parts import PARTS
+from rooflane.families.resident.hopper.rowblocks import ROWBLOCKS
+from rooflane.families.resident.hopper.warpgroups import WARPGROUPS
 
 PRODUCT = """template <>
 __device__ __forceinline__ void product<{n}>(float (&c)[{n} / 2], const u32* a, u64 b, int add) {{
@@ -22,17 +24,26 @@ __device__ void product(float (&c)[N / 2], const u32* a, u64 b, int add);
 template <int N>
 __device__ void wait_products(float (&c)[N / 2]);
 """
-# Where the products stand: behind the descriptor they take.
-MARK = "// ---- pieces"
+# Where the shared parts stand, behind the constants they read; where the products do, behind the descriptor they take.
+PARTS_MARK, PRODUCTS_MARK = "// ---- shared parts", "// ---- pieces"
 
 
-def source(sizes: dict[str, int]) -> str:
-    """Return the translation unit for compile-time sizes (see code.py)."""
+def warpgroup_source(sizes: dict[str, int]) -> str:
+    """Return the translation unit of the warpgroup kernel for compile-time sizes (see warpgroups.py)."""
     widths = sorted({64, sizes["D"], sizes["HD"]})
     dtype = "bf16" if sizes["BF16"] else "f16"
     products = DECLARATIONS + "".join(_product(n, dtype) for n in widths)
+    return _unit(sizes, WARPGROUPS.replace(PRODUCTS_MARK, products + PRODUCTS_MARK, 1))
+
+
+def rowblock_source(sizes: dict[str, int]) -> str:
+    """Return the translation unit of the row-block kernel for compile-time sizes (see rowblocks.py)."""
+    return _unit(sizes, ROWBLOCKS)
+
+
+def _unit(sizes: dict[str, int], code: str) -> str:
     defines = "".join(f"#define {name} {value}\n" for name, value in sizes.items())
-    return defines + CODE.replace(MARK, products + MARK, 1)
+    return defines + code.replace(PARTS_MARK, PARTS, 1)
 
 
 def _product(n: int, dtype: str) -> str:

@@ -1,12 +1,12 @@
-"""The warpgroup forward: its packed tiles against float64, its sizes by hand, what it refuses."""
+"""The Hopper kernels: their packed tiles against float64, their sizes by hand, what they refuse."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from rooflane.families.resident.warpgroups.pack import pack_warpgroups
-from rooflane.families.resident.warpgroups.plan import STEP, warpgroup_plan
+from rooflane.families.resident.hopper.pack import pack_hopper
+from rooflane.families.resident.hopper.plan import STEP, RowblockPlan, rowblock_plan, warpgroup_plan
 from rooflane.shapes import Shape, load_shapes
 
 H200_UNITS = 132
@@ -83,7 +83,7 @@ CASES = [
 def test_packed_tiles_hold_the_model(make_case, shape, kind):
     model, x, mask, expected = make_case(shape, 5, kind)
     plan = warpgroup_plan(shape, H200_UNITS)
-    packed = pack_warpgroups(model, plan, torch.float16)
+    packed = pack_hopper(model, plan, torch.float16)
     assert packed["tiles"].numel() + packed["final_norm"].numel() * 4 == plan.packed_bytes
     out = walk(packed, plan, x, mask, 1e-5)
     assert (out - expected).abs().max() <= TOLERANCE

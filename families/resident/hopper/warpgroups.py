@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-CODE = r"""
+WARPGROUPS = r"""
 // The whole forward of short sequences in one launch for compute capability 9.0: warpgroup products, residual in
 // registers, keys and values in shared memory, weights streamed through a ring of tiles by bulk copies.
 //
@@ -14,10 +14,6 @@ CODE = r"""
 //
 // Compile-time: D width, HEADS, HD columns of a head (multiple of 16), FFN (multiple of 64), WGS warpgroups, GROUP
 // sequences a program, CAUSAL, MASKED, STAGES tiles of the ring, BF16 operands, IO (0 float32, 1 float16, 2 bfloat16).
-
-typedef unsigned int u32;
-typedef unsigned long long u64;
-typedef unsigned char u8;
 
 constexpr int THREADS = WGS * 128;
 constexpr int ROWS = WGS * 64;
@@ -31,73 +27,10 @@ constexpr int SIDE_TILES = HW / STEP;  // tiles of each of keys, values, queries
 constexpr int FFN_TILES = FFN / STEP;
 constexpr int LAYER_TILES = 4 * SIDE_TILES + 2 * FFN_TILES;
 constexpr int KEY_BYTES = ROWS * HW * 2;
-constexpr int AHEAD = STAGES - STAGES / 3;  // tiles requested before they are used; the rest is one group's lead
+constexpr int AHEAD = STAGES - STAGES / 3;  // tiles asked for before their use; the rest is how far a group may lead
 constexpr int SEQUENCE_ROWS = ROWS / GROUP;
-constexpr float NEGATIVE = -1e30f;  // below any score, and finite: a row without a visible key divides no infinities
 
-// ---- instructions -------------------------------------------------------------------------------------------------
-
-__device__ __forceinline__ u32 shared_address(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
-
-__device__ __forceinline__ void barrier_init(u32 barrier, u32 count) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
-}
-
-__device__ __forceinline__ void barrier_arrive(u32 barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
-  asm volatile(
-      "{\n.reg .pred done;\nWAIT:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra WAIT;\n}" ::"r"(barrier), "r"(parity)
-      : "memory");
-}
-
-__device__ __forceinline__ void copy_tile(u32 to, const u8* from, u32 barrier) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "n"(TILE_BYTES) : "memory");
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
-      "n"(TILE_BYTES), "r"(barrier)
-      : "memory");
-}
-
-template <int ID, int COUNT>
-__device__ __forceinline__ void named_sync() { asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(COUNT) : "memory"); }
-template <int ID, int COUNT>
-__device__ __forceinline__ void named_arrive() { asm volatile("bar.arrive %0, %1;" ::"n"(ID), "n"(COUNT) : "memory"); }
-
-// Make ordinary stores to shared memory visible to the products that read it.
-__device__ __forceinline__ void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
-__device__ __forceinline__ float exp2_fast(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
-__device__ __forceinline__ float rsqrt_fast(float x) { float y; asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
-
-__device__ __forceinline__ u32 pack(float low, float high) {
-  u32 y;
-#if BF16
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
-#else
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
-#endif
-  return y;
-}
-
-__device__ __forceinline__ u32 transpose(u32 x) {
-  u32 y;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
-  return y;
-}
-
-__device__ __forceinline__ void store_shared(u32 address, u32 value) {
-  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
-}
-
-__device__ __forceinline__ float2 load_shared(u32 address) {
-  float2 y;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(y.x), "=f"(y.y) : "r"(address));
-  return y;
-}
+// ---- shared parts
 
 // Descriptor of a right operand: `along_k` bytes from one core matrix to the next along K; along N they are adjacent.
 __device__ __forceinline__ u64 describe(u32 address, u32 along_k) {
@@ -139,16 +72,6 @@ __device__ __forceinline__ void to_operand(u32* a, const float (&c)[N / 2]) {
   for (int i = 0; i < N / 4; i++) a[i] = pack(c[2 * i], c[2 * i + 1]);
 }
 
-__device__ __forceinline__ float quad_sum(float x) {
-  x += __shfl_xor_sync(~0u, x, 1);
-  return x + __shfl_xor_sync(~0u, x, 2);
-}
-
-__device__ __forceinline__ float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-}
-
 // Sum over a thread's two rows of f(element): four partial sums a row, or each addition would await the one before.
 template <typename F>
 __device__ __forceinline__ void row_sums(float (&sum)[2], F element) {
@@ -183,60 +106,14 @@ __device__ __forceinline__ void normalise(u32 (&a)[D / 4], const float (&x)[D / 
   }
 }
 
-// x Phi(x), Phi by a polynomial in x^2 cut to [0, 1]: the one of parts.py, with its error.
-__device__ __forceinline__ float gelu(float x) {
-  float square = x * x;
-  float slope = 4.312710527333037e-08f;
-  slope = slope * square - 2.5485443956321907e-06f;
-  slope = slope * square + 6.521377349530807e-05f;
-  slope = slope * square - 9.6730077911058e-04f;
-  slope = slope * square + 9.455236241824544e-03f;
-  slope = slope * square - 6.595716082397797e-02f;
-  slope = slope * square + 3.988047686733097e-01f;
-  return x * __saturatef(0.5f + x * slope);
+// Say that this warp has used a tile; the first thread asks for another.
+__device__ __forceinline__ void done(Stream& stream) {
+  if (threadIdx.x == 0 && stream.left > 0) {
+    bool wraps = stream.slot + AHEAD >= STAGES;
+    stream.request(wraps ? stream.slot + AHEAD - STAGES : stream.slot + AHEAD, wraps ? stream.phase : stream.phase ^ 1);
+  }
+  stream.used();
 }
-
-// The stream of weight tiles as one warp sees it. Tiles are asked for AHEAD of their use; the other slots are how far
-// one warpgroup may run in front of the other.
-struct Stream {
-  u32 tiles, full, empty, slot, phase, left, within, length;
-  const u8* source;
-
-  __device__ __forceinline__ void request(u32 to, u32 parity) {
-    barrier_wait(empty + to * 8, parity);
-    copy_tile(tiles + to * TILE_BYTES, source + within * TILE_BYTES, full + to * 8);
-    left--;
-    within = within + 1 == length ? 0 : within + 1;
-  }
-
-  // Wait for the tile in use, or for the one behind it, and return its address.
-  __device__ __forceinline__ u32 current() {
-    barrier_wait(full + slot * 8, phase);
-    return tiles + slot * TILE_BYTES;
-  }
-
-  __device__ __forceinline__ u32 following() {
-    bool wraps = slot + 1 == STAGES;
-    u32 next = wraps ? 0 : slot + 1;
-    barrier_wait(full + next * 8, wraps ? phase ^ 1 : phase);
-    return tiles + next * TILE_BYTES;
-  }
-
-  // Say that this warp has used the tile; the first thread asks for another.
-  __device__ __forceinline__ void done() {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(empty + slot * 8);
-    if (threadIdx.x == 0 && left > 0) {
-      // The slot was last used a round ago; a barrier nobody arrived at yet lets the odd parity through.
-      bool wraps = slot + AHEAD >= STAGES;
-      request(wraps ? slot + AHEAD - STAGES : slot + AHEAD, wraps ? phase : phase ^ 1);
-    }
-    __syncwarp();
-    bool wraps = slot + 1 == STAGES;
-    slot = wraps ? 0 : slot + 1;
-    if (wraps) phase ^= 1;
-  }
-};
 
 // Keys and values of this warpgroup's rows, normalised rows `a`, into shared memory.
 __device__ __forceinline__ void write_keys(Stream& stream, const u32 (&a)[D / 4], u32 keys, u32 values) {
@@ -246,7 +123,7 @@ __device__ __forceinline__ void write_keys(Stream& stream, const u32 (&a)[D / 4]
   for (int tile = 0; tile < SIDE_TILES; tile++) {
     float c[STEP / 2];
     multiply<STEP, D / 16, false>(c, a, stream.current(), STEP * 16);
-    stream.done();
+    done(stream);
     u32 to = keys + (tile * (STEP / 8) * (ROWS / 8) + row8) * 128 + lane;
 #pragma unroll
     for (int j = 0; j < STEP / 8; j++) {
@@ -258,7 +135,7 @@ __device__ __forceinline__ void write_keys(Stream& stream, const u32 (&a)[D / 4]
   for (int tile = 0; tile < SIDE_TILES; tile++) {
     float c[STEP / 2];
     multiply<STEP, D / 16, false>(c, a, stream.current(), STEP * 16);
-    stream.done();
+    done(stream);
     u32 to = values + (row8 * (HW / 8) + tile * (STEP / 8)) * 128 + lane;
 #pragma unroll
     for (int j = 0; j < STEP / 8; j++) {
@@ -281,7 +158,7 @@ __device__ __forceinline__ void attend(
   for (int block = 0; block < blocks; block++) {
     float s[BLOCK / 2];
     multiply<BLOCK, HD / 16, false>(s, q, keys + block * (BLOCK / 8) * 128, ROWS / 8 * 128);
-    u32 seen[2] = {visible[0] >> block * (BLOCK / 4), visible[1] >> block * (BLOCK / 4)};
+    u32 seen[2] = {opaque(visible[0] >> block * (BLOCK / 4)), opaque(visible[1] >> block * (BLOCK / 4))};
     float part[2][4];
 #pragma unroll
     for (int i = 0; i < BLOCK / 2; i++) {
@@ -338,7 +215,7 @@ __device__ __forceinline__ void attention(
       add_row<PART, false>(c, tile + WEIGHT_BYTES + within * 4);
       multiply<PART, D / 16, true>(c, a, tile + within / 8 * 128, STEP * 16);
       to_operand<PART>(q + part * (PART / 4), c);
-      if (PARTS > 1) stream.done();
+      if (PARTS > 1) done(stream);
     }
     attend(context, q, keys + column / 8 * (ROWS / 8) * 128, values + column / 8 * 128, visible, blocks);
 #pragma unroll
@@ -346,11 +223,11 @@ __device__ __forceinline__ void attention(
       u32 tile = PARTS > 1 ? stream.current() : stream.following();
       if (part == 0 && column == 0) add_row<D, true>(x, tile + WEIGHT_BYTES);
       multiply<D, PART / 16, true>(x, context + part * (PART / 4), tile + within / 8 * (D / 8) * 128, D * 16);
-      if (PARTS > 1) stream.done();
+      if (PARTS > 1) done(stream);
     }
     if (PARTS == 1 && within + PART == STEP) {
-      stream.done();
-      stream.done();
+      done(stream);
+      done(stream);
     }
   }
 }
@@ -363,45 +240,16 @@ __device__ __forceinline__ void feed_forward(Stream& stream, float (&x)[D / 2], 
     float c[STEP / 2];
     add_row<STEP, false>(c, in + WEIGHT_BYTES);
     multiply<STEP, D / 16, true>(c, a, in, STEP * 16);
-    stream.done();
+    done(stream);
     u32 hidden[STEP / 4];
 #pragma unroll
     for (int i = 0; i < STEP / 4; i++) hidden[i] = pack(gelu(c[2 * i]), gelu(c[2 * i + 1]));
     u32 out = stream.current();
     if (tile == 0) add_row<D, true>(x, out + WEIGHT_BYTES);
     multiply<D, STEP / 16, true>(x, hidden, out, D * 16);
-    stream.done();
+    done(stream);
   }
 }
-
-#if IO == 0
-typedef float io_t;
-typedef float2 io2_t;
-__device__ __forceinline__ float2 widen(float2 x) { return x; }
-__device__ __forceinline__ float2 narrow(float x, float y) { return make_float2(x, y); }
-#else
-typedef unsigned short io_t;
-typedef u32 io2_t;
-__device__ __forceinline__ float2 widen(u32 x) {
-  float2 y;
-#if IO == 1
-  asm("{.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.f32.f16 %0, l;\ncvt.f32.f16 %1, h;}" : "=f"(y.x), "=f"(y.y) : "r"(x));
-#else
-  y.x = __uint_as_float(x << 16);
-  y.y = __uint_as_float(x & 0xFFFF0000u);
-#endif
-  return y;
-}
-__device__ __forceinline__ u32 narrow(float x, float y) {
-  u32 z;
-#if IO == 1
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(z) : "f"(y), "f"(x));
-#else
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(z) : "f"(y), "f"(x));
-#endif
-  return z;
-}
-#endif
 
 // ---- the forward --------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Which shapes the warpgroup kernel takes and how it is launched for one; no torch."""
+"""Which shapes the Hopper kernels take and how they are launched for one; no torch."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ MOST_STAGES = 9
 LEAST_STAGES = 3
 # Bytes of a multiprocessor's shared memory, less what the system takes of each program and the barriers.
 MULTIPROCESSOR_BYTES, PROGRAM_BYTES = 228 * 1024, 1024 + 256
+ROWS = 16  # of a block of query rows
+MOST_BLOCKS = 8  # of a sequence
+MOST_TILES = 6  # of the row-block kernel's ring: a layer's without a second pass of the feed-forward
 IO_KINDS = {"float32": 0, "float16": 1, "bfloat16": 2}
 
 
@@ -71,6 +74,21 @@ class WarpgroupPlan:
         """Blocks of sequences; a program takes one after another."""
         return -(-self.shape.batch_size // self.group)
 
+    @property
+    def threads(self) -> int:
+        """Threads of a program."""
+        return 2 * STEP * self.warpgroups
+
+    @property
+    def scratch_words(self) -> int:
+        """32-bit words that pass between programs: none."""
+        return 0
+
+    @property
+    def flags(self) -> int:
+        """Flags of a launch: none."""
+        return 0
+
     def programs(self, units: int) -> int:
         """Return the programs of a launch: what the device holds at a time."""
         return min(self.blocks, units * (2 if self.warpgroups == 1 else 1))
@@ -90,6 +108,96 @@ class WarpgroupPlan:
             "BF16": int(bfloat16),
             "IO": IO_KINDS[self.shape.dtype],
         }
+
+
+@dataclass(frozen=True)
+class RowblockPlan:
+    """Sizes of one row-block forward: a program for every 16 rows of a sequence."""
+
+    shape: Shape
+
+    @property
+    def ffn(self) -> int:
+        """Hidden columns, zeros behind ffn_dim."""
+        return -(-self.shape.ffn_dim // self.shape.d_model) * self.shape.d_model
+
+    @property
+    def bias_floats(self) -> int:
+        """Floats behind the operands of a tile."""
+        return self.shape.d_model
+
+    @property
+    def tile_bytes(self) -> int:
+        """Bytes of a weight tile with its bias."""
+        return self.shape.d_model * (self.shape.d_model * HALF + SINGLE)
+
+    @property
+    def layer_tiles(self) -> int:
+        """Weight tiles of a layer."""
+        return 4 + 2 * self.ffn // self.shape.d_model
+
+    @property
+    def packed_bytes(self) -> int:
+        """Device bytes of the packed weights, the final norm included."""
+        return self.shape.num_layers * self.layer_tiles * self.tile_bytes + 2 * self.shape.d_model * SINGLE
+
+    @property
+    def passed_bytes(self) -> int:
+        """Shared memory the warps pass rows through: three operands, partial contexts."""
+        width, head = self.shape.d_model, self.shape.head_dim
+        return 3 * ROWS * (width + 8) * HALF + width * (head + 8) * SINGLE
+
+    @property
+    def stages(self) -> int:
+        """Tiles of the ring."""
+        moments = 2 * self.shape.d_model * 2 * SINGLE  # the kernel's own arrays: moments, tops
+        room = MULTIPROCESSOR_BYTES - PROGRAM_BYTES - moments - self.passed_bytes
+        return min(MOST_TILES, room // self.tile_bytes)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a program that is asked for at launch."""
+        return self.stages * self.tile_bytes + self.passed_bytes
+
+    @property
+    def threads(self) -> int:
+        """Threads of a program: a warp for 16 columns of the width, and the courier."""
+        return 2 * self.shape.d_model + 32
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of rows of a sequence."""
+        return -(-self.shape.seq_len // ROWS)
+
+    def programs(self, units: int) -> int:
+        """Return the programs of a launch."""
+        return self.shape.batch_size * self.blocks
+
+    @property
+    def scratch_words(self) -> int:
+        """32-bit words of keys and values that pass between programs, each layer its own."""
+        return self.shape.num_layers * self.programs(0) * ROWS * self.shape.d_model
+
+    @property
+    def flags(self) -> int:
+        """int32 flags of a launch: one a block and a count of programs done, with room, for each sequence."""
+        return self.shape.batch_size * 2 * MOST_BLOCKS
+
+    def constants(self, masked: bool, bfloat16: bool) -> dict[str, int]:
+        """Return the kernel's compile-time sizes."""
+        return {
+            "D": self.shape.d_model,
+            "HEADS": self.shape.num_heads,
+            "HD": self.shape.head_dim,
+            "FFN": self.ffn,
+            "MASKED": int(masked),
+            "STAGES": self.stages,
+            "BF16": int(bfloat16),
+            "IO": IO_KINDS[self.shape.dtype],
+        }
+
+
+HopperPlan = WarpgroupPlan | RowblockPlan
 
 
 def head_columns(shape: Shape) -> int:
@@ -123,3 +231,10 @@ def warpgroup_plan(shape: Shape, units: int) -> WarpgroupPlan | None:
     tile_bytes = WarpgroupPlan(shape, warpgroups, group, 1).tile_bytes
     stages = min(MOST_STAGES, (shared - PROGRAM_BYTES - key_bytes(shape, warpgroups)) // tile_bytes)
     return WarpgroupPlan(shape, warpgroups, group, stages) if stages >= LEAST_STAGES else None
+
+
+def rowblock_plan(shape: Shape, units: int) -> RowblockPlan | None:
+    """Return the plan for a causal shape of at most a block of rows a multiprocessor, None for others."""
+    plan = RowblockPlan(shape)
+    fits = shape.causal and shape.head_dim in HEAD_COLUMNS[:3] and ROWS < shape.seq_len and plan.programs(units) <= units
+    return plan if fits else None
