@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import struct
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from rooflane.families.host import host_module
 
 # Compiler options that decide the code; part of the cache key.
 OPTIONS = ("--std=c++17",)
@@ -49,37 +53,30 @@ def _compile(source: str, architecture: str) -> bytes:
     return bytes(cubin)
 
 
-class CudaKernel:
-    """One kernel whose first `pointers` parameters change from call to call; the others are fixed here."""
+def load_kernel(
+    cubin: bytes, name: str, grid: int, threads: int, shared_bytes: int, fixed: Sequence[Tensor | int | float]
+) -> Callable[..., None]:
+    """Load a kernel and return `launch(stream, x address, mask address or None, output address)`.
 
-    def __init__(
-        self, cubin: bytes, name: str, grid: int, threads: int, shared_bytes: int, pointers: int, fixed: list[Any]
-    ) -> None:
-        """Load the code; `fixed` holds ctypes values, and tensors that stand for their address and are kept alive."""
-        driver = _driver()
-        torch.cuda.current_stream()  # the device's context must be current
-        (module,) = _checked(driver.cuModuleLoadData(cubin))
-        (function,) = _checked(driver.cuModuleGetFunction(module, name.encode()))
-        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        _checked(driver.cuFuncSetAttribute(function, attribute, shared_bytes))
-        self._kept = (module, fixed)
-        self._pointers = [ctypes.c_void_p() for _ in range(pointers)]
-        values = [ctypes.c_void_p(value.data_ptr()) if isinstance(value, Tensor) else value for value in fixed]
-        self._values = [*self._pointers, *values]
-        table = (ctypes.c_void_p * len(self._values))(*(ctypes.addressof(value) for value in self._values))
-        self._table = table
-        # The driver's own entry point: the wrapper's checks of every argument cost more than the launch.
-        self._launch = ctypes.CDLL("libcuda.so.1").cuLaunchKernel
-        self._launch.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
-        self._shape = (int(function), grid, 1, 1, threads, 1, 1, shared_bytes)
+    `fixed` are the parameters behind those three: tensors stand for their addresses and must outlive the launch; int and
+    float are 32 bits wide. Raises `RuntimeError` when the driver refuses the code or the shared memory.
+    """
+    driver = _driver()
+    torch.cuda.current_stream()  # the device's context must be current
+    (module,) = _checked(driver.cuModuleLoadData(cubin))
+    (function,) = _checked(driver.cuModuleGetFunction(module, name.encode()))
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    _checked(driver.cuFuncSetAttribute(function, attribute, shared_bytes))
+    entry = ctypes.cast(ctypes.CDLL("libcuda.so.1").cuLaunchKernel, ctypes.c_void_p).value
+    values = tuple(map(parameter_bits, fixed))
+    return host_module().Launcher(entry, int(function), grid, threads, shared_bytes, 3, values)
 
-    def __call__(self, stream: int, *addresses: int | None) -> None:
-        """Launch on a raw stream; raises `RuntimeError` when the driver refuses."""
-        for pointer, address in zip(self._pointers, addresses, strict=True):
-            pointer.value = address
-        status = self._launch(*self._shape, stream, self._table, None)
-        if status != 0:
-            raise RuntimeError(f"cuLaunchKernel failed with status {status}")
+
+def parameter_bits(value: Tensor | int | float) -> int:
+    """Return a kernel parameter's bits: a tensor's address, 32 bits of an int or float."""
+    if isinstance(value, Tensor):
+        return value.data_ptr()
+    return int.from_bytes(struct.pack("<f" if isinstance(value, float) else "<i", value), "little")
 
 
 def _checked(result: tuple[Any, ...]) -> tuple[Any, ...]:

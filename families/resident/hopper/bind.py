@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 from torch import Tensor
 
 from rooflane.families.bound import Launch
-from rooflane.families.cuda_kernel import CudaKernel, compile_cubin
+from rooflane.families.cuda_kernel import compile_cubin, load_kernel
 from rooflane.families.resident.hopper.plan import HopperPlan, WarpgroupPlan
 from rooflane.families.resident.hopper.source import rowblock_source, warpgroup_source
 
@@ -40,9 +38,8 @@ class HopperBinder:
             name, text = "resident_rowblocks", rowblock_source(constants)
             held += [self._scratch, self._flags]
             sizes = (plan.blocks, shape.seq_len, shape.num_layers)
-        fixed = [*held, *map(ctypes.c_int, sizes), ctypes.c_float(self._eps)]
-        cubin = compile_cubin(text, ARCHITECTURE)
-        kernel = CudaKernel(cubin, name, plan.programs(self._units), plan.threads, plan.shared_bytes, 3, fixed)
+        cubin, fixed = compile_cubin(text, ARCHITECTURE), (*held, *sizes, self._eps)
+        kernel = load_kernel(cubin, name, plan.programs(self._units), plan.threads, plan.shared_bytes, fixed)
 
         def launch(stream: int, x: Tensor, mask: Tensor | None, out: Tensor) -> None:
             kernel(stream, x.data_ptr(), None if mask is None else mask.data_ptr(), out.data_ptr())
