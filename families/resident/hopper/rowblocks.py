@@ -39,9 +39,9 @@ __device__ __forceinline__ void sync_rows() { named_sync<2, WARPS * 32>(); }
 
 __device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 #if BF16
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
 #else
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
 #endif
                : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -66,9 +66,12 @@ __device__ __forceinline__ void store_pair(u32 address, float x, float y) {
 // Read words another program wrote: past the first-level cache.
 template <int N>
 __device__ __forceinline__ void read_words(u32* to, const u32* from) {
+  if (N == 2)
+    asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from) : "memory");
 #pragma unroll
-  for (int i = 0; i < N; i += 2)
-    asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];" : "=r"(to[i]), "=r"(to[i + 1]) : "l"(from + i) : "memory");
+  for (int i = 0; i + 4 <= N; i += 4)
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[i]), "=r"(to[i + 1]), "=r"(to[i + 2]), "=r"(to[i + 3]) : "l"(from + i) : "memory");
 }
 
 __device__ __forceinline__ int load_flag(const int* flag) {
@@ -224,10 +227,10 @@ __device__ __forceinline__ void attend(
 #pragma unroll
         for (int k = 0; k < SHARE; k++) mma(s[item][half], q[k], keys[item][half][2 * k], keys[item][half][2 * k + 1]);
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
+        for (int j = 0; j < 4; j++)
           if (!(seen[j / 2] >> (item * 4 + half * 2 + j % 2) & 1)) s[item][half][j] = NEGATIVE;
-          top[j / 2] = fmaxf(top[j / 2], s[item][half][j]);
-        }
+#pragma unroll
+        for (int j = 0; j < 4; j++) top[j / 2] = fmaxf(top[j / 2], s[item][half][j]);
       }
     }
   }
