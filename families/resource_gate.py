@@ -176,7 +176,8 @@ def _measure_job(job: tuple[str, int]) -> Resources:
 
 def room_of(architecture: Architecture) -> Room:
     """Return what a large device of an architecture offers the kernels."""
-    return Room(HOPPER.units, architecture.shared_bytes - BLOCK_SHARED_BYTES)
+    warpgroups = architecture.number == 90
+    return Room(HOPPER.units, architecture.shared_bytes - BLOCK_SHARED_BYTES, warpgroups)
 
 
 def load_record(version: str) -> dict[str, dict[str, int]]:
