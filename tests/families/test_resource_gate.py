@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from rooflane.families import resource_gate
+from rooflane.families.resident.hopper.plan import rowblock_plan, warpgroup_plan
 from rooflane.families.resource_gate import (
     ARCHITECTURES,
     Resources,
@@ -22,7 +23,6 @@ from rooflane.families.resource_gate import (
     room_of,
     write_record,
 )
-from rooflane.families.resident.hopper.plan import rowblock_plan, warpgroup_plan
 from rooflane.families.shipped import hopper_case, hopper_cases, resident_case, shipped_cases
 from rooflane.shapes import Shape, load_shapes
 
