@@ -65,6 +65,10 @@ __device__ __forceinline__ void store_shared(u32 address, u32 value) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
 
+__device__ __forceinline__ void store_pair(u32 address, float x, float y) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
+}
+
 __device__ __forceinline__ float2 load_shared(u32 address) {
   float2 y;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(y.x), "=f"(y.y) : "r"(address));

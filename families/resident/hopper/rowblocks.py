@@ -59,10 +59,6 @@ __device__ __forceinline__ uint4 load_words(u32 address) {
   return y;
 }
 
-__device__ __forceinline__ void store_pair(u32 address, float x, float y) {
-  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
-}
-
 // Read words another program wrote: past the first-level cache.
 template <int N>
 __device__ __forceinline__ void read_words(u32* to, const u32* from) {
