@@ -71,6 +71,22 @@ def test_a_slower_arm_is_found_slower_by_its_factor():
     assert paired_log_ratio(events(samples, "b"), events(samples, "a")) == pytest.approx(math.log(2))
 
 
+def test_sparse_arms_stand_in_every_third_block_and_the_rest_in_each():
+    machine = Machine()
+    recounts = []
+
+    def recount(arm, before, call_ns):
+        recounts.append(arm)
+        return before
+
+    samples, _ = run({name: machine.lane(name) for name in "abc"}, rounds=8, sparse={"c"}, recount=recount)
+    assert [bool(part) for part in events(samples, "c")] == [True, True, False, False, False, False, True, True]
+    assert all(map(all, events(samples, "a"))) and len(events(samples, "a")) == 8
+    blocks = ["".join(sorted(machine.order[start:stop])) for start, stop in ((0, 6), (6, 10), (10, 14), (14, 20))]
+    assert blocks == ["aabbcc", "aabb", "aabb", "aabbcc"]
+    assert (recounts.count("a"), recounts.count("c")) == (4, 2)
+
+
 def test_an_arm_that_raises_is_dropped_and_the_others_go_on():
     machine = Machine()
     samples, failures = run({"good": machine.lane("good"), "late": machine.lane("late", fails_in=2)})

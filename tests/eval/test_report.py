@@ -108,6 +108,20 @@ def test_verdicts_states_clocks_and_costs_have_their_tables(make_meta, full_rows
     assert "the organiser's loop" in text and "caches overwritten before each call" in text
 
 
+@pytest.mark.parametrize(
+    ("tick_ns", "said"),
+    [(1, "0.00% of the shortest call (shape a)."), (20_000, "1.18% of the shortest call (shape a), too coarse")],
+)
+def test_the_clocks_tick_is_held_against_the_shortest_call(make_meta, full_rows, tick_ns, said):
+    meta = make_meta([Shape("a", 2, 8, 16, 2, 16, 1)], processes=1)
+    rows = []
+    for row in full_rows(meta, {"mine": 2.0}):
+        times = [row.timing.event_ns[0][0] + tick_ns * step for step in range(121)]
+        timing = row.timing.model_copy(update={"clock": "cuda-events", "event_ns": [times, times]})
+        rows.append(row.model_copy(update={"timing": timing}))
+    assert f"ticks every {tick_ns / 1e3:g} us: {said}" in render_markdown(summarise(meta, rows))
+
+
 def test_one_process_is_one_process(make_meta, full_rows):
     meta = make_meta([Shape("a", 2, 8, 16, 2, 16, 1)], processes=1)
     text = render_markdown(summarise(meta, full_rows(meta, {"mine": 2.0})))
