@@ -20,6 +20,7 @@ from torch import Tensor
 from rooflane.eval.cases import Case, draw_case
 from rooflane.eval.environment import available_memory_bytes
 from rooflane.eval.fingerprint import ALIGNMENT, Fingerprinter
+from rooflane.eval.lent import LentInputs
 from rooflane.eval.outputs import describe_output, output_fault, poison
 from rooflane.eval.subject import Subject, failure
 from rooflane.eval.timing import Clock, cache_bytes, estimate_ns
@@ -56,6 +57,7 @@ class _Window:
     keep: frozenset[int]
     taker: Fingerprinter
     mark_seed: int
+    lent: LentInputs | None
     outputs: dict[int, Tensor] = field(default_factory=dict)
     pointers: list[int] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
@@ -96,24 +98,29 @@ class Windows:
             return failure(error)
 
     def prepare(
-        self, arm: str, seed: int, calls: int, lead: int, mark_seed: int, fixed: bool = False
+        self, arm: str, seed: int, calls: int, lead: int, mark_seed: int, fixed: bool = False, watch: bool = True
     ) -> dict[str, Any]:
-        """Draw the inputs of a window, choose the outputs to keep, and poison the memory they may land in."""
+        """Draw the inputs of a window, choose the outputs to keep, and poison the memory they may land in.
+
+        `watch` says that `finish` is to look whether the calls changed what they were given.
+        """
         shape = self.subject.shape
         self._now = None
         try:
             if fixed:
                 self._fixed = self._fixed or self._draw(seed)
-                cases = [self._fixed] * (lead + calls)
+                seeds, cases = [seed] * (lead + calls), [self._fixed] * (lead + calls)
             else:
                 # Leading calls have numbers of their own: no content is met twice.
-                cases = [self._draw(seed + number) for number in [*range(calls, calls + lead), *range(calls)]]
+                seeds = [seed + number for number in [*range(calls, calls + lead), *range(calls)]]
+                cases = [self._draw(one) for one in seeds]
             x = cases[0][0]
             size = x.numel() * x.element_size()
             keep = max(1, KEEP_BYTES[self.subject.device.type] // size)
             kept = range(calls) if keep >= calls else random.Random(mark_seed).sample(range(calls), keep)
             taker = Fingerprinter(x.numel(), shape.tokens, x.dtype, x.device, mark_seed, calls)
-            self._now = _Window(arm, cases, lead, frozenset(kept) | {calls - 1}, taker, mark_seed)
+            lent = LentInputs(cases, seeds) if watch else None
+            self._now = _Window(arm, cases, lead, frozenset(kept) | {calls - 1}, taker, mark_seed, lent)
             poison(x, blocks=len(self._now.keep))
             self.clock.synchronize()
             return {}
@@ -194,6 +201,7 @@ class Windows:
             "tokens": self._tokens(window),
             "deferred": [number for number in whole if not torch.equal(again[number], marks[number])],
             "fault": self._fault(window),
+            "changed": window.lent.change(self._draw, window.mark_seed) if window.lent else "",
         }
 
     def ship(self, number: int) -> dict[str, Any]:
