@@ -156,8 +156,11 @@ class RunMeta(BaseModel):
     controls: list[str]
     extra_arms: list[str] = Field(default=[], description="copies of the candidates, the no-op and the anchor")
     overhead_share: float | None = Field(
-        default=None, description="of the run's wall time, what was neither warm-up, measurement nor verification"
+        default=None,
+        description="of the run's wall time, what was neither warm-up, measurement nor verification; None in a run "
+        "that was interrupted and went on",
     )
+    spent_s: dict[str, float] = Field(default={}, description="the run's wall seconds by what they were spent on")
     profile: dict[str, Any]
     price_per_hour: float | None
     predictions: list[Prediction]

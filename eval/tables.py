@@ -160,8 +160,15 @@ def conditions(summary: Summary) -> list[str]:
         lines.append(said)
     if summary.meta.overhead_share is not None:
         share = percent(summary.meta.overhead_share)
-        lines.append(f"{share} of the run's time was neither warm-up, measurement nor verification")
+        lines.append(f"{share} of the run's time was neither warm-up, measurement nor verification{_spent(summary)}")
     return lines
+
+
+def _spent(summary: Summary) -> str:
+    """Return where a run's time went, in seconds; empty for a run of before that was recorded."""
+    seconds = summary.meta.spent_s
+    parts = ", ".join(f"{what} {seconds[what]:.0f} s" for what in sorted(seconds, key=seconds.get, reverse=True))
+    return f" (of {sum(seconds.values()):.0f} s: {parts})" if parts else ""
 
 
 def _window(summary: Summary) -> str:
