@@ -27,6 +27,8 @@ import sys
 from contextlib import suppress
 from importlib import import_module
 
+from rooflane.eval.interpreter import add_working_folder, module_command
+
 # Read by pytest's own children alone; it changes with every test and would cost a server each.
 IGNORED_VARIABLES = ("PYTEST_CURRENT_TEST",)
 START_TIMEOUT_S = 300
@@ -42,7 +44,7 @@ class ForkServer:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.environment = _environment()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "rooflane.eval.forkserver", str(theirs.fileno())],
+            module_command("rooflane.eval.forkserver", str(theirs.fileno())),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -207,6 +209,7 @@ def become_worker(descriptors: list[int], folder: str) -> None:
 
         os.setsid()  # so that the whole group can be ended
         os.chdir(folder)
+        add_working_folder()
         channel, lifeline, output, *buffers = descriptors
         os.dup2(output, 1)
         os.dup2(output, 2)

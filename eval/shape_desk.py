@@ -9,6 +9,7 @@ from typing import Any
 
 from rooflane.dispatch import Profile
 from rooflane.eval.arm_row import ArmRow, arm_kind
+from rooflane.eval.environment import available_memory_bytes
 from rooflane.eval.launch import Crash
 from rooflane.eval.records import COPY_PREFIX, EAGER, Record
 from rooflane.eval.settings import Settings, ShapeTodo, derive_seed
@@ -76,6 +77,9 @@ class ShapeDesk:
         # The cap stands for a smaller device; a chunked reference may use what is really there.
         capped = not (self.todo.oversize and worker == REFERENCE)
         cap = self.settings.memory_cap_bytes if capped else None
+        if self.context.device == "cpu":
+            # Nothing else stands between a user's own file, tried on a shape too large for eager, and all the memory.
+            cap = available_memory_bytes() if capped and self.todo.oversize else None
         return {"shape": self.shape.as_dict(), "seed": self.seed("weights"), "memory_cap_bytes": cap}
 
     def _begun(self, worker: str, answer: dict[str, Any]) -> None:

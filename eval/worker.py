@@ -21,6 +21,7 @@ from rooflane.eval.arms import Arm, first_call, free_memory
 from rooflane.eval.channel import Channel, end_with_parent
 from rooflane.eval.environment import describe_environment, gpu_uuid
 from rooflane.eval.failures import is_oom, one_line
+from rooflane.eval.interpreter import add_working_folder
 from rooflane.eval.judge import Judge
 from rooflane.eval.outputs import SharedBytes
 from rooflane.eval.records import EAGER
@@ -140,6 +141,7 @@ def main() -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
+    add_working_folder()
     for descriptor in (channel, lifeline, *buffers):
         os.set_inheritable(descriptor, False)
     code = run(channel, lifeline, buffers)
