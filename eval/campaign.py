@@ -91,6 +91,8 @@ def evaluate(
     for name in controls:
         if name not in CONTROL_NAMES:
             raise EvaluationError(f"no control is called {name!r}; there are: {', '.join(CONTROL_NAMES)}")
+    # It imports torch while this process does, where that is what tells the device.
+    fork_server()
     device = resolve_device(wanted.device)
     wanted = wanted.on_device(device)
     profile = profile_for(wanted, device)
