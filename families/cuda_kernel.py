@@ -31,26 +31,33 @@ def compile_cubin(source: str, architecture: str) -> bytes:
     if found is not None:
         with open(found, "rb") as file:
             return file.read()
-    cubin = _compile(source, architecture)
+    cubin, _ = _compile(source, architecture)
     cache.put(cubin, "kernel.cubin")
     return cubin
 
 
-def _compile(source: str, architecture: str) -> bytes:
+def compiler_report(source: str, architecture: str) -> str:
+    """Return what the assembler says of a translation unit's registers, spills and static shared memory."""
+    return _compile(source, architecture, "--ptxas-options=-v")[1]
+
+
+def _compile(source: str, architecture: str, *more: str) -> tuple[bytes, str]:
+    """Return the machine code and the compiler's log."""
     nvrtc = _nvrtc()
     (program,) = _checked(nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", 0, [], []))
-    options = [option.encode() for option in (f"--gpu-architecture={architecture}", *OPTIONS)]
+    options = [option.encode() for option in (f"--gpu-architecture={architecture}", *OPTIONS, *more)]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    (size,) = _checked(nvrtc.nvrtcGetProgramLogSize(program))
+    log = bytearray(size)
+    _checked(nvrtc.nvrtcGetProgramLog(program, log))
+    text = log.decode(errors="replace")
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        (size,) = _checked(nvrtc.nvrtcGetProgramLogSize(program))
-        log = bytearray(size)
-        _checked(nvrtc.nvrtcGetProgramLog(program, log))
-        raise RuntimeError(f"the CUDA source does not compile for {architecture}: {log.decode(errors='replace')[:2000]}")
+        raise RuntimeError(f"the CUDA source does not compile for {architecture}: {text[:2000]}")
     (size,) = _checked(nvrtc.nvrtcGetCUBINSize(program))
     cubin = bytearray(size)
     _checked(nvrtc.nvrtcGetCUBIN(program, cubin))
     _checked(nvrtc.nvrtcDestroyProgram(program))
-    return bytes(cubin)
+    return bytes(cubin), text
 
 
 def load_kernel(
@@ -58,8 +65,8 @@ def load_kernel(
 ) -> Callable[..., None]:
     """Load a kernel and return `launch(stream, x address, mask address or None, output address)`.
 
-    `fixed` are the parameters behind those three: tensors stand for their addresses and must outlive the launch; int and
-    float are 32 bits wide. Raises `RuntimeError` when the driver refuses the code or the shared memory.
+    `fixed` are the parameters behind those three: tensors stand for their addresses and must outlive the launch; int
+    and float are 32 bits wide. Raises `RuntimeError` when the driver refuses the code or the shared memory.
     """
     driver = _driver()
     torch.cuda.current_stream()  # the device's context must be current

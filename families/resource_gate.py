@@ -3,7 +3,9 @@
 It catches the regression that passes every correctness test: a few registers more, one block less an SM.
 
 python -m rooflane.families.resource_gate            compile, compare, fail on a lost block or a new spill
-python -m rooflane.families.resource_gate --record   write the record for this compiler version
+python -m rooflane.families.resource_gate --record   write the record for these compiler versions
+
+Triton's kernels are compiled for every architecture below, the CUDA C++ ones for theirs where NVRTC is installed.
 """
 
 from __future__ import annotations
@@ -17,12 +19,15 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as package_version
+from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from rooflane.families.resident.config import HOPPER, Room
-from rooflane.families.shipped import KernelCase, shipped_cases
+from rooflane.families.shipped import HopperCase, KernelCase, hopper_cases, shipped_cases
 
 RECORD = Path(__file__).parent / "resources.json"
 REGISTERS = 65536  # a multiprocessor's, on every architecture below
@@ -48,6 +53,9 @@ ARCHITECTURES = [
 ]
 
 
+HOPPER_ARCHITECTURE = next(architecture for architecture in ARCHITECTURES if architecture.number == 90)
+
+
 @dataclass(frozen=True)
 class Resources:
     """What one kernel takes: registers a thread, spilled bytes a thread, shared bytes a block, blocks an SM."""
@@ -63,6 +71,15 @@ def compiler_version() -> str:
     import triton
 
     return f"triton {triton.__version__}"
+
+
+def nvrtc_version() -> str | None:
+    """Return the key of the compiler of CUDA C++, None where it or its bindings are not installed."""
+    try:
+        version = package_version("nvidia-cuda-nvrtc")
+    except PackageNotFoundError:
+        return None
+    return f"nvrtc {version}" if find_spec("cuda") and find_spec("cuda.bindings") else None
 
 
 def measure(case: KernelCase, architecture: Architecture) -> Resources:
@@ -116,11 +133,29 @@ def _assemble(ptx: str, number: int) -> tuple[int, int]:
         source.write_text(ptx)
         command = [str(tool), "-v", f"--gpu-name=sm_{number}{suffix}", str(source), "-o", str(source) + ".cubin"]
         report = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+    return _reported(report, number)
+
+
+def _reported(report: str, number: int) -> tuple[int, int]:
+    """Return registers and spilled bytes a thread from an assembler's report."""
     registers = re.search(r"Used (\d+) registers", report)
     spills = re.search(r"(\d+) bytes spill stores", report)
     if not (registers and spills):
         raise RuntimeError(f"ptxas reported no registers for sm_{number}: {report.strip()[:300]}")
     return int(registers[1]), int(spills[1])
+
+
+def measure_hopper(case: HopperCase) -> Resources:
+    """Compile a CUDA C++ kernel and return what it takes; shared memory is the plan's and the kernel's own arrays."""
+    from rooflane.families.cuda_kernel import compiler_report
+
+    report = compiler_report(case.source, f"sm_{HOPPER_ARCHITECTURE.number}a")
+    registers, spills = _reported(report, HOPPER_ARCHITECTURE.number)
+    own = re.search(r"(\d+) bytes smem", report)
+    shared = case.plan.shared_bytes + (int(own[1]) if own else 0)
+    return Resources(
+        registers, spills, shared, _blocks(registers, shared, case.plan.threads // 32, HOPPER_ARCHITECTURE)
+    )
 
 
 def _blocks(registers: int, shared: int, warps: int, architecture: Architecture) -> int:
@@ -152,7 +187,7 @@ def compare(recorded: dict[str, dict[str, int]], measured: dict[str, Resources])
 
 
 def measure_all(cases: Iterable[str] | None = None) -> dict[str, Resources]:
-    """Compile what ships for every architecture, two at a time; `cases` picks kernels by name."""
+    """Compile what ships of Triton for every architecture, two at a time; `cases` picks kernels by name."""
     jobs = [
         (case.name, index)
         for index, architecture in enumerate(ARCHITECTURES)
@@ -162,6 +197,14 @@ def measure_all(cases: Iterable[str] | None = None) -> dict[str, Resources]:
     # Spawned: the compiler keeps state that does not survive a fork.
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
         return dict(zip(map(_key, jobs), pool.map(_measure_job, jobs), strict=True))
+
+
+def measure_all_hopper() -> dict[str, Resources]:
+    """Compile what ships of CUDA C++, two at a time."""
+    cases = list(hopper_cases())
+    names = [f"{case.name} | sm_{HOPPER_ARCHITECTURE.number}" for case in cases]
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        return dict(zip(names, pool.map(measure_hopper, cases), strict=True))
 
 
 def _key(job: tuple[str, int]) -> str:
@@ -176,7 +219,8 @@ def _measure_job(job: tuple[str, int]) -> Resources:
 
 def room_of(architecture: Architecture) -> Room:
     """Return what a large device of an architecture offers the kernels."""
-    return Room(HOPPER.units, architecture.shared_bytes - BLOCK_SHARED_BYTES)
+    hopper = architecture is HOPPER_ARCHITECTURE
+    return Room(HOPPER.units, architecture.shared_bytes - BLOCK_SHARED_BYTES, hopper)
 
 
 def load_record(version: str) -> dict[str, dict[str, int]]:
@@ -213,19 +257,28 @@ def _lines(record: dict[str, dict[str, dict[str, int]]]) -> Iterator[str]:
 
 def main() -> int:
     """Record or compare; return the exit status."""
-    version = compiler_version()
-    if "--record" in sys.argv[1:]:
-        write_record(version, measure_all())
-        print(f"{RECORD.name}: recorded {version}")
-        return 0
-    try:
-        recorded = load_record(version)
-    except LookupError as error:
-        print(error, file=sys.stderr)
-        return 1
-    differences = compare(recorded, measure_all())
-    print("\n".join(differences) or f"every shipped kernel is as recorded under {version}")
-    return 1 if differences else 0
+    compilers = {compiler_version(): measure_all}
+    nvrtc = nvrtc_version()
+    if nvrtc is None:
+        print("the CUDA C++ kernels are left out: nvidia-cuda-nvrtc or cuda-bindings is not installed", file=sys.stderr)
+    else:
+        compilers[nvrtc] = measure_all_hopper
+    failed = 0
+    for version, measure_them in compilers.items():
+        if "--record" in sys.argv[1:]:
+            write_record(version, measure_them())
+            print(f"{RECORD.name}: recorded {version}")
+            continue
+        try:
+            recorded = load_record(version)
+        except LookupError as error:
+            print(error, file=sys.stderr)
+            failed = 1
+            continue
+        differences = compare(recorded, measure_them())
+        print("\n".join(differences) or f"every shipped kernel is as recorded under {version}")
+        failed |= bool(differences)
+    return failed
 
 
 if __name__ == "__main__":

@@ -1,21 +1,26 @@
-"""Every Triton kernel as it ships: function, argument types, compile-time constants, warps and stages. No torch."""
+"""Every kernel as it ships: Triton's with types, constants, warps and stages; CUDA C++ with its plan. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any
 
 from rooflane.families.attention.config import LADDER
 from rooflane.families.attention.kernel import attention_kernel, mask_extent_kernel
 from rooflane.families.pointwise.kernel import add_norm_kernel, gelu_kernel
 from rooflane.families.resident.blocks import blocks_kernel
-from rooflane.families.resident.config import HOPPER, Room, resident_config
+from rooflane.families.resident.choice import choose
+from rooflane.families.resident.config import HOPPER, ResidentConfig, Room, resident_config
 from rooflane.families.resident.flagged_rows import flagged_rows_kernel
+from rooflane.families.resident.hopper.plan import HopperPlan, RowblockPlan
+from rooflane.families.resident.hopper.source import rowblock_source, warpgroup_source
 from rooflane.families.resident.layout import layout_of
 from rooflane.families.resident.rows import rows_kernel
 from rooflane.families.resident.sizes import constants
-from rooflane.shapes import Shape
+from rooflane.families.resident.spec import LIMITS
+from rooflane.shapes import Shape, load_shapes
 
 ATTENTION_TYPES = {"qkv_ptr": "*fp16", "mask_ptr": "*i1", "extent_ptr": "*i32", "out_ptr": "*fp16", "length": "i32"}
 EXTENT_TYPES = {"mask_ptr": "*i1", "extent_ptr": "*i32", "length": "i32"}
@@ -65,8 +70,40 @@ class KernelCase:
     num_stages: int
 
 
+@dataclass(frozen=True)
+class HopperCase:
+    """One CUDA C++ kernel compiled one way: its plan and its translation unit."""
+
+    name: str
+    plan: HopperPlan
+    source: str
+
+
+def hopper_cases() -> Iterator[HopperCase]:
+    """Yield every configuration of the Hopper kernels that a shipped shape takes on an H200, with a mask, once each."""
+    seen: set[str] = set()
+    for table in ("published.csv", "neighbours.csv"):
+        for shape in load_shapes(files("rooflane.shapes") / table):
+            if all(getattr(shape, name) <= limit for name, limit in LIMITS):
+                plan = choose(shape, HOPPER)
+                if not isinstance(plan, ResidentConfig) and (case := hopper_case(plan)).source not in seen:
+                    seen.add(case.source)
+                    yield case
+
+
+def hopper_case(plan: HopperPlan) -> HopperCase:
+    """Return the kernel of a plan, with a mask and the operands the model gets by default."""
+    shape = plan.shape
+    sizes = plan.constants(masked=True, bfloat16=shape.dtype == "bfloat16")
+    inner = f"d{shape.d_model} h{shape.num_heads}x{shape.head_dim} f{plan.ffn} {shape.dtype}"
+    if isinstance(plan, RowblockPlan):
+        return HopperCase(f"resident rowblocks {inner}", plan, rowblock_source(sizes))
+    layout = f"{'spanning' if plan.spans else f'g{plan.group}'} {'causal' if shape.causal else 'full'} r{plan.stages}"
+    return HopperCase(f"resident warpgroups {inner} {layout}", plan, warpgroup_source(sizes))
+
+
 def shipped_cases(room: Room = HOPPER) -> Iterator[KernelCase]:
-    """Yield every kernel configuration the families launch on a device, in a fixed order."""
+    """Yield every Triton configuration the families launch on a device, in a fixed order."""
     for width, length, _, config in LADDER:
         tiles = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_D": width}
         model = {"SCALE_LOG2": 0.25, "NUM_HEADS": 4, "HEAD_DIM": width, "CAUSAL": True, "HAS_MASK": True}

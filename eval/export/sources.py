@@ -11,7 +11,8 @@ from pathlib import Path
 
 from rooflane.eval.export.scopes import bound_names
 
-LIBRARIES = {"torch", "triton"}
+# `cuda` holds cuda.bindings, which torch for CUDA 13 asks for; without it the Triton kernels run.
+LIBRARIES = {"torch", "triton", "cuda"}
 
 
 class ExportError(ValueError):
@@ -137,7 +138,7 @@ class Sources:
 
 
 def check_library(reference: External, where: str) -> None:
-    """Raise `ExportError` for a library an exported file may not need: torch, triton and the standard one are free."""
+    """Raise `ExportError` for a library an exported file may not need; torch, what it brings and Python's own are free."""
     top = reference.module.split(".")[0]
     if top not in LIBRARIES and top not in sys.stdlib_module_names:
         raise ExportError(

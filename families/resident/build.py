@@ -1,8 +1,10 @@
-"""Build a resident forward: packed weights and the launches of one configuration, bound at the first call."""
+"""Build a resident forward: packed weights and the launches of one configuration or plan, bound at the first call."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +12,11 @@ from torch import Tensor, nn
 from rooflane.families.bound import BoundForward
 from rooflane.families.door import operand_dtype
 from rooflane.families.resident.bind import Binder
-from rooflane.families.resident.config import HOPPER, ResidentConfig, Room, resident_config
+from rooflane.families.resident.choice import choose
+from rooflane.families.resident.config import HOPPER, WARPGROUP_CAPABILITY, ResidentConfig, Room
+from rooflane.families.resident.hopper.bind import HopperBinder
+from rooflane.families.resident.hopper.pack import pack_hopper
+from rooflane.families.resident.hopper.plan import HopperPlan
 from rooflane.families.resident.layout import layout_of
 from rooflane.families.resident.pack import pack_resident
 from rooflane.families.weights import PackedWeights
@@ -22,23 +28,41 @@ def build(
 ) -> Callable[[Tensor, Tensor | None], Tensor]:
     """Return `(x [B, S, D], mask [B, S] or None) -> [B, S, D]`."""
     device = torch.device(device)
-    dtype = operand_dtype(operands, shape, device.type)
-    return build_configured(model, shape, device, dtype, resident_config(shape, room_of(device)))
+    dtype, room = operand_dtype(operands, shape, device.type), room_of(device)
+    choice = choose(shape, room)
+    if isinstance(choice, ResidentConfig):
+        return build_configured(model, shape, device, dtype, choice)
+    return build_hopper(model, device, dtype, choice, room.units)
 
 
 def room_of(device: torch.device) -> Room:
-    """Return what a device offers; on a CPU, where the kernels are only interpreted, what an H200 does."""
+    """Return what a device offers; on a CPU, which interprets Triton's kernels alone, what an H200 offers those."""
     if device.type != "cuda":
-        return HOPPER
+        return replace(HOPPER, warpgroups=False)
     properties = torch.cuda.get_device_properties(device)
-    return Room(properties.multi_processor_count, properties.shared_memory_per_block_optin)
+    hopper = (properties.major, properties.minor) == WARPGROUP_CAPABILITY and _has_compiler()
+    return Room(properties.multi_processor_count, properties.shared_memory_per_block_optin, hopper)
 
 
 def build_configured(
     model: nn.Module, shape: Shape, device: torch.device, operands: torch.dtype, config: ResidentConfig
 ) -> BoundForward:
-    """Return the forward of one configuration."""
+    """Return the forward of one Triton configuration."""
     layout = layout_of(shape, config.ffn_tile, config.pack)
     weights = PackedWeights(model, lambda source: pack_resident(source, layout, operands))
     binder = Binder(shape, layout, config, weights.tensors, model.final_norm.eps)
     return BoundForward(binder, weights, shape, device)
+
+
+def build_hopper(
+    model: nn.Module, device: torch.device, operands: torch.dtype, plan: HopperPlan, units: int
+) -> BoundForward:
+    """Return the forward of one Hopper plan on a device of so many multiprocessors."""
+    weights = PackedWeights(model, lambda source: pack_hopper(source, plan, operands))
+    binder = HopperBinder(plan, weights.tensors, operands, model.final_norm.eps, units)
+    return BoundForward(binder, weights, plan.shape, device)
+
+
+def _has_compiler() -> bool:
+    """Tell whether the bindings of NVRTC and the driver are installed, as builds of torch for CUDA 13 ask for."""
+    return find_spec("cuda") is not None and find_spec("cuda.bindings") is not None

@@ -16,13 +16,17 @@ Mode = Literal["whole", "halves", "flagged rows", "layered rows"]
 
 @dataclass(frozen=True)
 class Room:
-    """What a device offers the kernels: multiprocessors, and the shared memory one program may take, in bytes."""
+    """What a device offers the kernels: multiprocessors, the shared memory one program may take, in bytes, and whether
+    it runs the Hopper kernels, which only compute capability 9.0 does.
+    """
 
     units: int
     shared_bytes: int
+    warpgroups: bool = False
 
 
-HOPPER = Room(132, 227 * 1024)  # the H200 the configurations were measured on
+HOPPER = Room(132, 227 * 1024, True)  # the H200 the configurations were measured on
+WARPGROUP_CAPABILITY = (9, 0)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rooflane.families.lean_cost import HALF, SINGLE, operand_name, weight_elements
-from rooflane.families.resident.config import Room, resident_config
+from rooflane.families.resident.choice import choose
+from rooflane.families.resident.config import WARPGROUP_CAPABILITY, ResidentConfig, Room
+from rooflane.families.resident.hopper.plan import BAND, RowblockPlan, WarpgroupPlan
 from rooflane.families.resident.layout import layout_of, padded
 from rooflane.families.resident.sizes import programs, scratch_bytes
 from rooflane.families.spec import Limits
@@ -27,6 +29,11 @@ WHOLE_EFFICIENCY, HALVES_EFFICIENCY = 0.58, 0.36
 # A layer of thin rows is a chain of dependent steps, however few the rows: from shapes 2 to 4 on the H200, with flags,
 # and with a launch a layer.
 FLAGGED_LAYER_S, LAYERED_STEP_S = 9e-6, 10e-6
+# The row-block kernel's layer likewise: 7.6 us on shape 2, 6.5 on 12 (H200).
+ROWBLOCK_LAYER_S = 7.5e-6
+# A layer of the warpgroup kernel: its barriers and waits, and the share of the tensor and exp rates it reaches beside
+# them. Within 12 % of shapes 1, 5 to 7, 9 to 11 and of 12, were it to take it (H200).
+WARPGROUP_LAYER_S, WARPGROUP_EFFICIENCY = 4e-6, 0.9
 
 
 class Resident:
@@ -56,27 +63,17 @@ class Resident:
 
     def peak_bytes(self, shape: Shape, profile: Limits, **options: Any) -> int:
         """Return the device bytes of one call: weights, packed weights, input, output; small batches' scratch."""
-        config = resident_config(shape, _room(profile))
-        layout = layout_of(shape, config.ffn_tile, config.pack)
-        packed = layout.layers * (layout.layer_weights * HALF + layout.layer_biases * SINGLE)
         ends = 2 * shape.tokens * shape.d_model * shape.dtype_bytes
-        return weight_elements(shape) * shape.dtype_bytes + packed + ends + scratch_bytes(shape, layout, config)
+        return weight_elements(shape) * shape.dtype_bytes + ends + _held_bytes(shape, profile)
 
     def predict_s(self, shape: Shape, profile: Limits) -> float:
         """Return the predicted event time of one call in seconds."""
-        config = resident_config(shape, _room(profile))
-        if config.mode == "flagged rows":
-            return profile.graph_replay_s + shape.num_layers * FLAGGED_LAYER_S
-        if config.mode == "layered rows":
-            return profile.graph_replay_s + (shape.num_layers + 1) * LAYERED_STEP_S
-        layout = layout_of(shape, config.ffn_tile, config.pack)
-        keys = padded(shape.seq_len)
-        flops = 2 * config.rows * layout.layer_weights + 4 * config.rows * keys * layout.heads_width * layout.pack
-        seconds = flops * profile.units / profile.matmul_flops(operand_name(shape, "cuda"))
-        seconds += shape.num_heads * config.rows * keys * profile.units / profile.special_per_s
-        waves = -(-programs(shape, config) // profile.units)
-        efficiency = HALVES_EFFICIENCY if config.mode == "halves" else WHOLE_EFFICIENCY
-        return profile.graph_replay_s + waves * shape.num_layers * seconds / efficiency
+        choice = choose(shape, _room(profile))
+        if isinstance(choice, ResidentConfig):
+            return profile.graph_replay_s + _triton_s(shape, choice, profile)
+        if isinstance(choice, RowblockPlan):
+            return profile.graph_replay_s + shape.num_layers * ROWBLOCK_LAYER_S
+        return profile.graph_replay_s + _warpgroup_s(choice, profile)
 
     def build(self, model: nn.Module, shape: Shape, device: device, operand_dtype: str | None = None) -> Forward:
         """Return the built forward; its kernels are compiled at the first call."""
@@ -86,7 +83,47 @@ class Resident:
 
 
 def _room(profile: Limits) -> Room:
-    return Room(profile.units, profile.shared_memory_bytes)
+    return Room(profile.units, profile.shared_memory_bytes, profile.capability == WARPGROUP_CAPABILITY)
+
+
+def _held_bytes(shape: Shape, profile: Limits) -> int:
+    """Return the device bytes a built forward holds: packed weights, scratch, flags."""
+    choice = choose(shape, _room(profile))
+    if not isinstance(choice, ResidentConfig):
+        return choice.packed_bytes + (choice.scratch_words + choice.flags) * SINGLE
+    layout = layout_of(shape, choice.ffn_tile, choice.pack)
+    packed = layout.layers * (layout.layer_weights * HALF + layout.layer_biases * SINGLE)
+    return packed + scratch_bytes(shape, layout, choice)
+
+
+def _triton_s(shape: Shape, config: ResidentConfig, profile: Limits) -> float:
+    """Return the device seconds of a Triton configuration."""
+    if config.mode == "flagged rows":
+        return shape.num_layers * FLAGGED_LAYER_S
+    if config.mode == "layered rows":
+        return (shape.num_layers + 1) * LAYERED_STEP_S
+    layout = layout_of(shape, config.ffn_tile, config.pack)
+    keys = padded(shape.seq_len)
+    flops = 2 * config.rows * layout.layer_weights + 4 * config.rows * keys * layout.heads_width * layout.pack
+    seconds = _unit_s(shape, profile, flops, shape.num_heads * config.rows * keys)
+    waves = -(-programs(shape, config) // profile.units)
+    efficiency = HALVES_EFFICIENCY if config.mode == "halves" else WHOLE_EFFICIENCY
+    return waves * shape.num_layers * seconds / efficiency
+
+
+def _warpgroup_s(plan: WarpgroupPlan, profile: Limits) -> float:
+    """Return the device seconds of a warpgroup plan: a multiprocessor takes two bands through a layer at a time."""
+    shape, rows, keys = plan.shape, 2 * BAND, BAND * (2 if plan.spans else 1)
+    flops = 2 * rows * plan.layer_tiles * plan.tile_bytes // HALF + 4 * rows * keys * shape.d_model
+    seconds = _unit_s(shape, profile, flops, shape.num_heads * rows * keys)
+    waves = -(-plan.blocks // profile.units)
+    return waves * shape.num_layers * (WARPGROUP_LAYER_S + seconds / WARPGROUP_EFFICIENCY)
+
+
+def _unit_s(shape: Shape, profile: Limits, flops: int, specials: int) -> float:
+    """Return the seconds one multiprocessor takes at its full rates."""
+    seconds = flops * profile.units / profile.matmul_flops(operand_name(shape, "cuda"))
+    return seconds + specials * profile.units / profile.special_per_s
 
 
 SPEC = Resident()

@@ -1,4 +1,4 @@
-"""The Hopper kernels: their packed tiles against float64, their sizes by hand, what they refuse."""
+"""The Hopper kernels' packed tiles against float64: the forward computed from the tiles alone, as the kernel does."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import torch
 from torch.nn.functional import gelu, layer_norm
 
 from rooflane.families.resident.hopper.pack import pack_hopper
-from rooflane.families.resident.hopper.plan import warpgroup_plan
+from rooflane.families.resident.hopper.plan import rowblock_plan, warpgroup_plan
 from rooflane.shapes import Shape
 
 H200_UNITS = 132
 # Half-precision weights, everything else in float64, two layers.
 TOLERANCE = 4e-3
+BOTH = (torch.float16, torch.bfloat16)
 
 
 class Tiles:
@@ -45,7 +46,8 @@ def walk(packed, plan, x, mask, eps):
     if shape.causal:
         seen = seen & torch.ones(shape.seq_len, shape.seq_len, dtype=torch.bool).tril()
     for _ in range(shape.num_layers):
-        q_bias, out_bias, ffn_out_bias, ffn_in_bias, floats = floats.split([d, d, d, plan.ffn, len(floats) - 3 * d - plan.ffn])
+        sizes = (d, d, d, plan.ffn)
+        q_bias, out_bias, ffn_out_bias, ffn_in_bias, floats = floats.split([*sizes, len(floats) - sum(sizes)])
         a = layer_norm(x, (d,), eps=eps)
         k, v = a @ tiles.next().t(), a @ tiles.next().t()
         q = a @ tiles.next().t() + q_bias
@@ -83,3 +85,93 @@ def test_packed_tiles_hold_the_model(make_case, shape, kind):
     assert packed["tiles"].numel() + packed["floats"].numel() * 4 == plan.packed_bytes
     out = walk(packed, plan, x, mask, 1e-5)
     assert (out - expected).abs().max() <= TOLERANCE
+
+
+class Fragments:
+    """Reads the row-block kernel's tiles in its order, lane by lane as PTX lays out matrix B of mma.m16n8k16."""
+
+    def __init__(self, packed, plan):
+        self._width = plan.shape.d_model
+        self._bytes = packed["tiles"].view(-1, self._width * self._width * 2 + self._width * 4)
+        self._index = 0
+
+    def next(self):
+        """Return the operand `[D, D]`, columns of the product first, and the bias of the next tile."""
+        width, tile = self._width, self._bytes[self._index]
+        self._index += 1
+        lanes = tile[: 2 * width * width].view(torch.float16).double().view(width // 16, width // 16, 32, 8)
+        operand = torch.full((width, width), float("nan"), dtype=torch.float64)
+        for lane in range(32):
+            group, thread = divmod(lane, 4)
+            for element in range(8):
+                # b0, b1 at rows 2t and 2t + 1, b2, b3 eight rows further; then the same of the next eight columns.
+                register, low = divmod(element % 4, 2)
+                column, row = 8 * (element // 4) + group, 8 * register + 2 * thread + low
+                operand[column::16, row::16] = lanes[:, :, lane, element]
+        return operand, tile[2 * width * width :].view(torch.float32).double()
+
+    @property
+    def used_up(self):
+        return self._index == len(self._bytes)
+
+
+def walk_rowblocks(packed, plan, x, mask, eps):
+    """Compute the forward from the row-block kernel's tiles alone, in its order, in float64."""
+    shape, tiles = plan.shape, Fragments(packed, plan)
+    d = shape.d_model
+    x = x.double()
+    seen = mask[:, None, None, :] & torch.ones(shape.seq_len, shape.seq_len, dtype=torch.bool).tril()
+    for _ in range(shape.num_layers):
+        a = torch.nn.functional.layer_norm(x, (d,), eps=eps)
+        (key, none), (value, no_more) = tiles.next(), tiles.next()
+        assert not none.any() and not no_more.any()
+        query, query_bias = tiles.next()
+        split = [
+            t.unflatten(-1, (shape.num_heads, shape.head_dim)).transpose(1, 2)
+            for t in (a @ query.t() + query_bias, a @ key.t(), a @ value.t())
+        ]
+        scores = (split[0] @ split[1].transpose(2, 3)).masked_fill(~seen, -1e30)
+        weights = torch.exp2(scores - scores.amax(-1, keepdim=True))
+        context = ((weights / weights.sum(-1, keepdim=True)) @ split[2]).transpose(1, 2).flatten(2)
+        out, out_bias = tiles.next()
+        x = x + context @ out.t() + out_bias
+        a = torch.nn.functional.layer_norm(x, (d,), eps=eps)
+        for start in range(0, plan.ffn, d):
+            (w1, b1), (w2, b2) = tiles.next(), tiles.next()
+            assert start == 0 or not b2.any()
+            x = x + torch.nn.functional.gelu(a @ w1.t() + b1) @ w2.t() + b2
+    assert tiles.used_up
+    scale, shift = packed["floats"].double().view(2, d)
+    return (torch.nn.functional.layer_norm(x, (d,), eps=eps) * scale + shift).masked_fill(~mask[..., None], 0.0)
+
+
+ROWBLOCK_CASES = [
+    Shape("published", 2, 20, 128, 4, 128, 2, True),
+    Shape("two-heads", 1, 17, 128, 2, 64, 1, True),
+    Shape("three-heads", 3, 31, 48, 3, 200, 2, True),
+    Shape("seven-heads", 2, 18, 112, 7, 224, 1, True),
+    Shape("one-head", 2, 33, 16, 1, 16, 2, True),
+]
+
+
+@pytest.mark.parametrize("shape", ROWBLOCK_CASES, ids=lambda shape: shape.id)
+@pytest.mark.parametrize("kind", ["prefix", "holes"])
+def test_packed_fragments_hold_the_model(make_case, shape, kind):
+    model, x, mask, expected = make_case(shape, 5, kind)
+    plan = rowblock_plan(shape, H200_UNITS)
+    packed = pack_hopper(model, plan, torch.float16)
+    assert packed["tiles"].numel() + packed["floats"].numel() * 4 == plan.packed_bytes
+    out = walk_rowblocks(packed, plan, x, mask, 1e-5)
+    assert (out - expected).abs().max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("plan_of", [warpgroup_plan, rowblock_plan])
+def test_bfloat16_operands_hold_the_model_as_closely_as_they_can(make_case, plan_of):
+    shape = Shape("bfloat16", 1, 20, 64, 2, 64, 1, True)
+    model, _, _, _ = make_case(shape, 5, "none")
+    plan = plan_of(shape, H200_UNITS)
+    half, brain = (pack_hopper(model, plan, dtype)["tiles"].view(-1, plan.tile_bytes) for dtype in BOTH)
+    operands = plan.tile_bytes - 4 * plan.bias_floats
+    assert torch.equal(half[:, operands:], brain[:, operands:]), "biases are float32 whatever the operands"
+    halves, brains = half[:, :operands].view(torch.float16).double(), brain[:, :operands].view(torch.bfloat16).double()
+    assert ((halves - brains).abs() <= halves.abs() * 2**-8 + 2**-24).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -10,17 +11,20 @@ import sys
 import pytest
 
 from rooflane.families import resource_gate
+from rooflane.families.resident.hopper.plan import rowblock_plan, warpgroup_plan
 from rooflane.families.resource_gate import (
     ARCHITECTURES,
     Resources,
     _blocks,
     compare,
     load_record,
+    measure_hopper,
+    nvrtc_version,
     room_of,
     write_record,
 )
-from rooflane.families.shipped import resident_case, shipped_cases
-from rooflane.shapes import load_shapes
+from rooflane.families.shipped import hopper_case, hopper_cases, resident_case, shipped_cases
+from rooflane.shapes import Shape, load_shapes
 
 HOPPER = next(architecture for architecture in ARCHITECTURES if architecture.number == 90)
 BASE = Resources(registers=128, spill_bytes=0, shared_bytes=32768, blocks_per_sm=4)
@@ -93,6 +97,47 @@ def test_every_published_shape_launches_a_recorded_kernel(root):
 def test_names_are_unique(architecture):
     names = [case.name for case in shipped_cases(room_of(architecture))]
     assert len(names) == len(set(names))
+
+
+def test_every_shipped_shape_launches_a_recorded_hopper_kernel():
+    """Read from the file alone, so that a new configuration is asked for where no compiler is."""
+    record = json.loads(resource_gate.RECORD.read_text())
+    names = {f"{case.name} | sm_90" for case in hopper_cases()}
+    assert len(names) == len(list(hopper_cases())) > 10, "names are unique"
+    for version in [version for version in record if version.startswith("nvrtc")]:
+        assert set(record[version]) == names, version
+
+
+needs_nvrtc = pytest.mark.skipif(nvrtc_version() is None, reason="needs NVRTC: pip install 'rooflane[hopper]'")
+SMALL_BATCH = rowblock_plan(Shape("small", 1, 128, 128, 4, 128, 4, True), 132)
+LARGE_BATCH = warpgroup_plan(Shape("large", 64, 128, 128, 4, 128, 4, True), 132)
+
+
+def compared(case, name):
+    return compare(load_record(nvrtc_version()), {f"{name} | sm_90": measure_hopper(case)})
+
+
+@needs_nvrtc
+def test_a_hopper_kernel_is_as_recorded():
+    case = hopper_case(SMALL_BATCH)
+    assert compared(case, case.name) == []
+
+
+@needs_nvrtc
+def test_a_ring_that_does_not_fit_fails():
+    case = hopper_case(LARGE_BATCH)
+    (line,) = compared(hopper_case(dataclasses.replace(LARGE_BATCH, stages=LARGE_BATCH.stages + 1)), case.name)
+    assert "blocks an SM 1 -> 0" in line
+
+
+@needs_nvrtc
+def test_registers_for_two_programs_spill_and_fail():
+    case = hopper_case(SMALL_BATCH)
+    bounds = "__launch_bounds__(THREADS, 1)"
+    assert bounds in case.source
+    changed = dataclasses.replace(case, source=case.source.replace(bounds, "__launch_bounds__(THREADS, 2)"))
+    (line,) = compared(changed, case.name)
+    assert "spilled bytes" in line
 
 
 def compiled_for_real(*command: str) -> subprocess.CompletedProcess[str]:

@@ -226,5 +226,5 @@ def warpgroup_plan(shape: Shape, units: int) -> WarpgroupPlan | None:
 def rowblock_plan(shape: Shape, units: int) -> RowblockPlan | None:
     """Return the plan for a causal shape of at most a block of rows a multiprocessor, None for others."""
     plan = RowblockPlan(shape)
-    fits = shape.causal and shape.head_dim in (16, 32, 64) and ROWS < shape.seq_len and plan.programs(units) <= units
+    fits = shape.causal and shape.head_dim in (16, 32, 64) and shape.seq_len > ROWS and plan.programs(units) <= units
     return plan if fits else None

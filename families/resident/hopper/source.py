@@ -6,13 +6,14 @@ from rooflane.families.resident.hopper.parts import PARTS
 from rooflane.families.resident.hopper.rowblocks import ROWBLOCKS
 from rooflane.families.resident.hopper.warpgroups import WARPGROUPS
 
-# Operands in shared memory are named by the low word of their descriptor (see `operand` in warpgroups.py); the high word
-# is the same for all: 128 bytes from one core matrix to the next along the rows.
+# Operands in shared memory are named by the low word of their descriptor (see `operand` in warpgroups.py); the high
+# word is the same for all: 128 bytes from one core matrix to the next along the rows.
 PRODUCT = """template <>
 __device__ __forceinline__ void product<{n}>(float (&c)[{n} / 2], const u32* a, u32 b, int add) {{
   asm volatile(
       "{{\\n.reg .pred p;\\n.reg .b64 right;\\nsetp.ne.b32 p, %{add}, 0;\\nmov.b64 right, {{%{b}, 8}};\\n"
-      "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{dtype}.{dtype} {{{registers}}}, {{%{a0}, %{a1}, %{a2}, %{a3}}}, right, p, 1, 1, 0;\\n}}"
+      "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{dtype}.{dtype} {{{registers}}}, "
+      "{{%{a0}, %{a1}, %{a2}, %{a3}}}, right, p, 1, 1, 0;\\n}}"
       : {outputs}
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(add));
 }}

@@ -10,13 +10,13 @@ WARPGROUPS = r"""
 // share a band: each owns half of the columns of every product and half of the heads. Four warps a scheduler then fill
 // each other's waits, which two did not: a warp issued an instruction every four cycles.
 //
-// Operands lie in shared memory as core matrices of 8 x 16 bytes (K-major, no swizzle): core (n8, k8) of an operand of N
-// rows at byte (k8 * N / 8 + n8) * 128. A thread's pair of accumulators is 4 bytes at lane * 4 of a core matrix, so
+// Operands lie in shared memory as core matrices of 8 x 16 bytes (K-major, no swizzle): core (n8, k8) of an operand of
+// N rows at byte (k8 * N / 8 + n8) * 128. A thread's pair of accumulators is 4 bytes at lane * 4 of a core matrix, so
 // stores meet no bank twice.
 //
-// Compile-time: D width, HEADS, HD columns of a head (multiple of 8), FFN (multiple of D), SPANS whether a sequence takes
-// both bands, GROUP sequences a band otherwise, CAUSAL, MASKED, STAGES tiles of a ring, BF16 operands, IO (0 float32, 1
-// float16, 2 bfloat16).
+// Compile-time: D width, HEADS, HD columns of a head (multiple of 8), FFN (multiple of D), SPANS whether a sequence
+// takes both bands, GROUP sequences a band otherwise, CAUSAL, MASKED, STAGES tiles of a ring, BF16 operands, IO (0
+// float32, 1 float16, 2 bfloat16).
 
 constexpr int THREADS = 512;
 constexpr int BAND = 64;  // rows, and keys taken together
@@ -94,7 +94,8 @@ __device__ __forceinline__ void write_values(const float (&c)[HALF / 2], u32 ope
 
 // Normalise a thread's part of its two rows. The twins exchange sums and squared distances from their own means, which
 // combine without the cancellation that sums of squares suffer.
-__device__ __forceinline__ void normalise(float (&y)[HALF / 2], const float (&x)[HALF / 2], float eps, const Place& place) {
+__device__ __forceinline__ void normalise(
+    float (&y)[HALF / 2], const float (&x)[HALF / 2], float eps, const Place& place) {
   u32 row = place.band * BAND + place.warp * 16 + place.lane / 4;
   float part[2][4] = {};
 #pragma unroll
@@ -115,7 +116,8 @@ __device__ __forceinline__ void normalise(float (&y)[HALF / 2], const float (&x)
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     square[half] = quad_sum((part[half][0] + part[half][1]) + (part[half][2] + part[half][3]));
-    if (place.lane % 4 == 0) store_pair(place.moments + ((row + 8 * half) * 2 + place.side) * 8, sum[half], square[half]);
+    u32 to = place.moments + ((row + 8 * half) * 2 + place.side) * 8;
+    if (place.lane % 4 == 0) store_pair(to, sum[half], square[half]);
   }
   sync_band(place);
 #pragma unroll
@@ -258,11 +260,14 @@ __device__ __forceinline__ void layer(
   await_keys(place);
   int first = SPANS ? 0 : own, blocks = SPANS ? (CAUSAL ? place.band + 1 : 2) : 1;
   u32 context = SHARED_HEADS ? place.rows : place.queries;
+  constexpr int OWN_HEADS = SHARED_HEADS ? HEADS : HEADS / 2;
 #pragma unroll 1
-  for (int head = SHARED_HEADS ? 0 : place.side * (HEADS / 2); head < (SHARED_HEADS ? HEADS : (place.side + 1) * (HEADS / 2)); head++) {
+  for (int index = 0; index < OWN_HEADS; index++) {
     float part[CONTEXT / 2];
-    int at = head * (HD / 8), mine = at + (SHARED_HEADS ? place.side * (CONTEXT / 8) : 0);
-    attend(part, place.queries + at * 1024, place.keys + first + at * 1024, place.values + first + mine * 128, visible, whole, blocks, place);
+    int at = (index + (SHARED_HEADS ? 0 : place.side * OWN_HEADS)) * (HD / 8);
+    int mine = at + (SHARED_HEADS ? place.side * (CONTEXT / 8) : 0);
+    u32 keys = place.keys + first + at * 1024, values = place.values + first + mine * 128;
+    attend(part, place.queries + at * 1024, keys, values, visible, whole, blocks, place);
     write_rows<CONTEXT>(part, context, mine, place);
   }
   free_keys(place);
