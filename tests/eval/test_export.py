@@ -21,6 +21,11 @@ from rooflane.eval.exit_codes import ExitCode
 from rooflane.eval.export import ExportError, export, write_export
 from rooflane.eval.export.sources import LIBRARIES
 from rooflane.eval.submit.parse import parse_output
+from rooflane.families.host import CODE
+from rooflane.families.resident.choice import choose
+from rooflane.families.resident.config import HOPPER
+from rooflane.families.resident.hopper.plan import RowblockPlan, warpgroup_plan
+from rooflane.families.resident.hopper.source import rowblock_source, warpgroup_source
 from rooflane.shapes import Shape, load_shapes
 
 SMALL = Shape("small", 2, 24, 32, 2, 48, 2, True)
@@ -72,7 +77,7 @@ def defined(text: str) -> set[str]:
     return {node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
 
 
-def test_the_file_imports_only_torch_triton_and_the_standard_library(published_on_h200):
+def test_the_file_imports_only_torch_what_it_brings_and_the_standard_library(published_on_h200):
     tops = set()
     for node in ast.walk(ast.parse(published_on_h200.text)):
         if isinstance(node, ast.Import):
@@ -88,6 +93,21 @@ def test_the_file_holds_the_kernels_the_shapes_need_and_the_contracts_class(publ
     assert "# rooflane.families.resident." in published_on_h200.text
     # A candidate file is searched for `build` first: no helper may have that name.
     assert "build" not in names and names >= {"resident_build", "chunked_build"}
+
+
+def test_the_file_holds_the_cuda_kernels_as_the_package_does(load, root):
+    """A small causal batch: the exported text must give the same translation units, not merely some."""
+    (shape,) = [shape for shape in load_shapes(root / "shapes" / "published.csv") if shape.id == "2"]
+    found = exported([shape], profile="h200")
+    compile(found.text, "submission.py", "exec")
+    assert {"HopperBinder", "pack_hopper", "compile_cubin", "host_module"} <= defined(found.text)
+    module = load(found)
+    small = choose(shape, HOPPER)
+    assert isinstance(small, RowblockPlan)
+    mine = module.rowblock_source(module.choose(shape, module.HOPPER).constants(True, False))
+    assert mine == rowblock_source(small.constants(True, False)) and "resident_rowblocks(" in mine
+    sizes = warpgroup_plan(shape, HOPPER.units).constants(True, False)
+    assert module.warpgroup_source(sizes) == warpgroup_source(sizes) and module.CODE == CODE
 
 
 def test_the_file_holds_no_family_the_shapes_do_not_need():

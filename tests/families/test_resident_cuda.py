@@ -13,8 +13,10 @@ from rooflane.eval.gate import check_gate
 from rooflane.eval.outputs import poison
 from rooflane.eval.truth import STRESSES, Truth, run_stress
 from rooflane.families import get_family
-from rooflane.families.resident.build import build_configured
+from rooflane.families.resident.build import build_configured, room_of
+from rooflane.families.resident.choice import choose
 from rooflane.families.resident.config import HOPPER, resident_config
+from rooflane.families.resident.hopper.plan import RowblockPlan, WarpgroupPlan
 from rooflane.shapes import Shape, load_shapes
 
 pytestmark = pytest.mark.gpu
@@ -22,12 +24,33 @@ pytestmark = pytest.mark.gpu
 SEEDS = 8
 SHAPES = Path(__file__).parents[2] / "shapes"
 # Large enough to wait on each other and small enough to be repeated thousands of times.
-FLAGGED = [Shape("rows", 16, 128, 128, 4, 128, 4, True), Shape("halves", 60, 128, 128, 4, 128, 4, True)]
+ROWS, LARGE = Shape("rows", 16, 128, 128, 4, 128, 4, True), Shape("halves", 60, 128, 128, 4, 128, 4, True)
+# What passes keys between programs by flags: the Hopper kernel, which the family picks, and Triton's two modes.
+FLAGGED = [("rowblocks", ROWS), ("flagged rows", ROWS), ("halves", LARGE)]
 REPEATS = 3000
 
 
 class H200:
     kind, capability, shared_memory_bytes, units = "cuda", (9, 0), HOPPER.shared_bytes, HOPPER.units
+
+
+def build_flagged(name, model, shape, device):
+    """Return the forward of a kernel by name, as the family builds it."""
+    if name == "rowblocks":
+        return build_hopper_kind(RowblockPlan, model, shape, device)
+    config = resident_config(shape, room_of(device))
+    if config.mode != name:
+        pytest.skip(f"this device takes {config.mode} for the shape")
+    return build_configured(model, shape, device, torch.float16, config)
+
+
+def build_hopper_kind(kind, model, shape, device):
+    """Return the family's forward for a shape that it must give to one Hopper kernel."""
+    room = room_of(device)
+    if not room.warpgroups:
+        pytest.skip("needs compute capability 9.0 and cuda-bindings")
+    assert isinstance(choose(shape, room), kind)
+    return get_family("resident").build(model, shape, device)
 
 
 def in_scope():
@@ -70,12 +93,12 @@ def test_passes_at_eight_seeds(shape, record_property):
     record_property("worst_use", worst)
 
 
-@pytest.mark.parametrize("shape", FLAGGED, ids=lambda shape: shape.id)
-def test_flags_hold_thousands_of_times_under_load(shape):
+@pytest.mark.parametrize(("name", "shape"), FLAGGED, ids=[name for name, _ in FLAGGED])
+def test_flags_hold_thousands_of_times_under_load(name, shape):
     """A second stream keeps the multiprocessors busy with products: programs start late and out of step."""
     device = torch.device("cuda")
     model = build_baseline(shape, device, 3)
-    forward = get_family("resident").build(model, shape, device)
+    forward = build_flagged(name, model, shape, device)
     x, mask = generate_random_case(config_of(shape), device, torch.float32, 1, 0.3)
     a = torch.randn(2048, 2048, device=device, dtype=torch.float16)
     load = torch.cuda.Stream()
@@ -91,11 +114,11 @@ def test_flags_hold_thousands_of_times_under_load(shape):
     assert int(wrong) == 0, "every repeat gives the same bits"
 
 
-@pytest.mark.parametrize("shape", FLAGGED, ids=lambda shape: shape.id)
-def test_two_forwards_on_two_streams_do_not_wait_for_each_other_for_ever(shape):
+@pytest.mark.parametrize(("name", "shape"), FLAGGED, ids=[name for name, _ in FLAGGED])
+def test_two_forwards_on_two_streams_do_not_wait_for_each_other_for_ever(name, shape):
     device = torch.device("cuda")
     model = build_baseline(shape, device, 3)
-    forwards = [get_family("resident").build(model, shape, device) for _ in range(2)]
+    forwards = [build_flagged(name, model, shape, device) for _ in range(2)]
     streams = [torch.cuda.Stream() for _ in range(2)]
     x, mask = generate_random_case(config_of(shape), device, torch.float32, 1, 0.3)
     with torch.inference_mode():
@@ -110,11 +133,19 @@ def test_two_forwards_on_two_streams_do_not_wait_for_each_other_for_ever(shape):
     assert all(torch.equal(out, expected) for out in outs)
 
 
-def test_a_call_that_finds_the_weights_changed_runs_on_the_fresh_ones():
+BUILDERS = {
+    "rowblocks": (ROWS, lambda *arguments: build_hopper_kind(RowblockPlan, *arguments)),
+    "warpgroups": (LARGE, lambda *arguments: build_hopper_kind(WarpgroupPlan, *arguments)),
+    "triton": (ROWS, lambda *arguments: build_configured(*arguments, torch.float16, resident_config(arguments[1]))),
+}
+
+
+@pytest.mark.parametrize("kernel", BUILDERS)
+def test_a_call_that_finds_the_weights_changed_runs_on_the_fresh_ones(kernel):
     device = torch.device("cuda")
-    shape = FLAGGED[0]
+    shape, builder = BUILDERS[kernel]
     model, other = build_baseline(shape, device, 3), build_baseline(shape, device, 4)
-    forward = build_configured(model, shape, device, torch.float16, resident_config(shape))
+    forward = builder(model, shape, device)
     x, mask = generate_random_case(config_of(shape), device, torch.float32, 1, 0.3)
     with torch.inference_mode():
         forward(x, mask)

@@ -1,0 +1,86 @@
+"""The Hopper kernels on an H200: every element of a poisoned output against float64, whatever stands ragged."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from rooflane.families.door import operand_dtype
+from rooflane.families.launch import raw_stream
+from rooflane.families.resident.build import room_of
+from rooflane.families.resident.choice import choose
+from rooflane.families.resident.config import HOPPER
+from rooflane.families.resident.hopper.bind import HopperBinder
+from rooflane.families.resident.hopper.pack import pack_hopper
+from rooflane.families.resident.hopper.plan import RowblockPlan, WarpgroupPlan
+from rooflane.shapes import Shape
+
+pytestmark = pytest.mark.gpu
+
+# Half-precision operands with float32 sums over two layers of values near 3, rounded to the model's dtype at the end.
+TOLERANCES = {"float32": 8e-3, "float16": 1.2e-2, "bfloat16": 8e-2}
+# Row blocks: rows of the last block left over, each width's warps, heads of one, two and four warps, a second pass of
+# the feed-forward, padded hidden columns.
+ROWBLOCKS = [
+    Shape("ragged", 3, 100, 128, 4, 128, 2, True),
+    Shape("one-head", 2, 33, 16, 1, 16, 2, True),
+    Shape("three-heads", 5, 31, 48, 3, 200, 2, True),
+    Shape("wide-head", 4, 64, 64, 1, 128, 2, True),
+    Shape("six-heads", 3, 127, 96, 6, 96, 2, True),
+    Shape("long-feed-forward", 2, 17, 128, 2, 512, 2, True),
+]
+# Warpgroups: one and two of them, causal and not, padded heads and hidden columns, one token, heads of 16 to 128; then
+# several short sequences a block and more blocks than the device holds, the last block not full.
+WARPGROUPS = [
+    Shape("token", 1, 1, 16, 1, 16, 1, True),
+    Shape("both-ways", 9, 77, 96, 3, 192, 2, False),
+    Shape("narrow", 300, 50, 16, 1, 16, 2, False),
+    Shape("three-heads", 200, 45, 48, 3, 200, 2, True),
+    Shape("square", 200, 64, 64, 2, 128, 2, True),
+    Shape("wide-head", 140, 128, 128, 1, 64, 2, True),
+    Shape("persistent", 150, 113, 128, 4, 128, 2, True),
+    Shape("persistent-both-ways", 401, 100, 128, 2, 512, 2, False),
+    Shape("short", 1100, 13, 128, 4, 128, 2, True),
+    Shape("short-both-ways", 1099, 29, 64, 4, 64, 2, False),
+]
+HALVES = [
+    replace(shape, dtype=dtype)
+    for shape in (ROWBLOCKS[0], WARPGROUPS[6], WARPGROUPS[8])
+    for dtype in ("float16", "bfloat16")
+]
+CASES = [(shape, RowblockPlan) for shape in ROWBLOCKS] + [(shape, WarpgroupPlan) for shape in WARPGROUPS]
+CASES += [(shape, RowblockPlan if shape.seq_len == 100 else WarpgroupPlan) for shape in HALVES]
+
+
+@pytest.fixture
+def hopper():
+    device = torch.device("cuda")
+    room = room_of(device)
+    if not room.warpgroups or room.units != HOPPER.units:
+        pytest.skip("the sizes are chosen for an H200's multiprocessors")
+    return device, room
+
+
+@pytest.mark.parametrize(
+    ("shape", "kernel"), CASES, ids=[f"{kernel.__name__}-{shape.id}-{shape.dtype}" for shape, kernel in CASES]
+)
+@pytest.mark.parametrize("kind", ["none", "prefix", "holes"])
+def test_every_element_is_written_and_equals_float64(make_case, hopper, shape, kernel, kind):
+    device, room = hopper
+    model, x, mask, expected = make_case(shape, 5, kind)
+    plan = choose(shape, room)
+    assert isinstance(plan, kernel)
+    operands = operand_dtype(None, shape, device.type)
+    with torch.no_grad():
+        packed = pack_hopper(model, plan, operands)
+    out = torch.empty_like(x)
+    launch = HopperBinder(plan, packed, operands, model.final_norm.eps, room.units)(x, mask, out)
+    for _ in range(2):  # the second launch finds the flags as the first left them
+        out.fill_(float("nan"))
+        launch(raw_stream(x.device.index or 0), x, mask, out)
+        assert torch.isfinite(out).all(), "every element of the poisoned output is written"
+        assert (out.double() - expected).abs().max() <= TOLERANCES[shape.dtype]
+        if mask is not None:
+            assert not out[~mask].any()
