@@ -133,8 +133,8 @@ class Windows:
         size, dtype, device, kind = x.shape, x.dtype, x.device, torch.Tensor
         take, launch = window.taker.take, window.taker.launcher()
         keep, outputs, pointers = window.keep, window.outputs, window.pointers
-        # The empty call stays without a pause: behind one it took 1.3 us or 12 (H200) as the device was ahead of the host
-        # or not, and contamination is told from it.
+        # The empty call stays without a pause: behind one it took 1.3 us or 12 (H200) as the device was ahead of the
+        # host or not, and contamination is told from it.
         pause, ticks = self.clock.pause, 0 if window.arm == NOOP else self._ticks(x)
         looks = []
 
