@@ -7,13 +7,15 @@ it. Which arm stands first is drawn at random for each block. One worker measure
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Protocol
 
 # Of an arm's seconds, what warm-up calls may take.
 WARM_SHARE = 0.2
+# Of three blocks, arms that give context stand in the first (EVALUATION.md d1.2): their intervals need no more.
+SPARSE_EVERY = 3
 
 
 @dataclass(frozen=True)
@@ -66,12 +68,14 @@ def time_blocks(
     on_block: Callable[[int], None] = lambda block: None,
     on_arm: Callable[[str], None] = lambda arm: None,
     fatal: tuple[type[Exception], ...] = (),
+    sparse: Collection[str] = (),
 ) -> tuple[dict[str, Samples], dict[str, Exception]]:
     """Time the arms interleaved; return the rounds of those that stood, and what the others raised.
 
     `rounds` must be even, or an arm would stand first more often than last. `recount` is asked after each block for
     the counts that an arm's median call now allows: a slow start does not buy a short measurement. Exceptions of a
-    `fatal` kind are not an arm's own and end the whole.
+    `fatal` kind are not an arm's own and end the whole. Arms in `sparse` stand in every third block, and leave an
+    empty round elsewhere.
     """
     if rounds < 2 or rounds % 2:
         raise ValueError(f"{rounds} rounds cannot be mirrored; use an even number")
@@ -88,6 +92,9 @@ def time_blocks(
         for arm in names:
             if arm in failures:
                 continue
+            if arm in sparse and index // 2 % SPARSE_EVERY:
+                samples[arm].rounds.append(Round([]))
+                continue
             on_arm(arm)
             try:
                 samples[arm].rounds.append(lanes[arm].measure(index, samples[arm].counts.repeats))
@@ -97,6 +104,6 @@ def time_blocks(
                 failures[arm] = error
         if index % 2 and recount:
             for arm, found in samples.items():
-                if arm not in failures:
+                if arm not in failures and found.rounds[-1].event_ns:
                     found.counts = recount(arm, found.counts, median(found.rounds[-1].event_ns))
     return {arm: found for arm, found in samples.items() if arm not in failures}, failures

@@ -56,12 +56,15 @@ class Measured:
 
 
 def process_medians(records: Mapping[int, Record]) -> dict[int, float]:
-    """Return each process's median event nanoseconds, over the rounds' medians; impossible times are left out."""
+    """Return each process's median event nanoseconds, over the rounds' medians; impossible times are left out.
+
+    A control's empty round is one it sat out.
+    """
     medians = {}
     for process, record in records.items():
         try:
             if record.timing:
-                medians[process] = median([median_ns(part) for part in record.timing.event_ns])
+                medians[process] = median([median_ns(part) for part in record.timing.event_ns if part])
         except TimesError:
             continue
     return medians
@@ -230,7 +233,7 @@ def _counts(timed: Sequence[Timing]) -> str:
     """Return calls as `rounds x repeats`, the smallest repeats of any process."""
     if not timed:
         return ""
-    return f"{len(timed[0].event_ns)}x{min(timing.repeats for timing in timed)}"
+    return f"{sum(map(bool, timed[0].event_ns))}x{min(timing.repeats for timing in timed)}"
 
 
 def _worst_class(classes: Iterable[Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from statistics import median
 
 from rooflane.eval.contamination import TICK_NS
@@ -12,6 +13,10 @@ from rooflane.eval.stats import TimesError, median_ns
 
 # What two clocks may disagree by: a share of the call, and a tick of the event clock.
 AGREEMENT = 0.02
+# An event pair's time comes as float32 milliseconds: its last place is 0.24 ns here, and above 16 ms more than one.
+EXACT_NS = 4_000_000
+# With fewer different times the least step between two may be many ticks.
+LEAST_TIMES = 100
 
 
 def launch_share(timings: Iterable[Timing]) -> float | None:
@@ -57,6 +62,24 @@ def dividend(base: Mapping[int, Record], arm: Mapping[int, Record], logs: Mappin
             continue
         found.append(math.log(fixed[0] / fixed[1]) - log)
     return math.exp(sum(found) / len(found)) if found else None
+
+
+def clock_tick_ns(timings: Iterable[Timing]) -> int | None:
+    """Return the tick of a GPU's event clock, the least step between two recorded times; None where few were taken.
+
+    A CPU's clock ticks in nanoseconds, which no call is short enough to feel.
+    """
+    times = sorted(
+        {
+            value
+            for timing in timings
+            if timing.clock == "cuda-events"
+            for part in timing.event_ns
+            for value in part
+            if 0 < value < EXACT_NS
+        }
+    )
+    return min(b - a for a, b in pairwise(times)) if len(times) >= LEAST_TIMES else None
 
 
 def _left_over(timing: Timing) -> tuple[float, float] | None:

@@ -30,6 +30,7 @@ from rooflane.eval.dropin_table import OURS, OWN, render_dropin_table
 from rooflane.eval.environment import describe_environment, resolve_device
 from rooflane.eval.failures import one_line
 from rooflane.eval.gate import GateResult, check_gate
+from rooflane.eval.interpreter import module_command
 from rooflane.eval.outputs import poison
 from rooflane.eval.timing import Clock, estimate_ns, make_clock
 from rooflane.shapes import Shape, load_shapes
@@ -272,7 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.process is None:
         given = list(sys.argv[1:] if arguments is None else arguments)
         for process in range(options.processes):
-            command = [sys.executable, "-m", "rooflane.eval.dropin", *given, "--process", str(process)]
+            command = module_command("rooflane.eval.dropin", *given, "--process", str(process))
             done = subprocess.run(command, check=False)
             if done.returncode:
                 return done.returncode

@@ -153,6 +153,7 @@ class Summary:
     contamination: Contamination = field(default_factory=Contamination)
     ranking: tuple[Place, ...] = ()
     accuracy: tuple[AccuracyLine, ...] = ()
+    tick_ns: int | None = None
 
     def row(self, shape_id: str) -> ShapeRow:
         """Return a shape's row."""
@@ -211,6 +212,8 @@ class Summary:
             "ranking": [asdict(place) for place in self.ranking],
             "accuracy": [line.as_dict() for line in self.accuracy],
             "missing_rows": self.missing,
+            "calls_per_window": 1,
+            "clock_tick_ns": self.tick_ns,
             "blocks": {
                 "total": self.contamination.total,
                 "dropped": self.contamination.count,

@@ -27,6 +27,8 @@ import sys
 from contextlib import suppress
 from importlib import import_module
 
+from rooflane.eval.interpreter import add_working_folder, module_command
+
 # Read by pytest's own children alone; it changes with every test and would cost a server each.
 IGNORED_VARIABLES = ("PYTEST_CURRENT_TEST",)
 START_TIMEOUT_S = 300
@@ -42,7 +44,7 @@ class ForkServer:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.environment = _environment()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "rooflane.eval.forkserver", str(theirs.fileno())],
+            module_command("rooflane.eval.forkserver", str(theirs.fileno())),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -50,16 +52,7 @@ class ForkServer:
             start_new_session=True,  # Ctrl-C reaches the parent alone
         )
         theirs.close()
-        self._socket.settimeout(START_TIMEOUT_S)
-        try:
-            ready = self._socket.recv(1 << 16)
-        except OSError:
-            ready = b""
-        if not ready:
-            said = self._process.stderr.read().decode(errors="replace") if self._process.poll() is not None else ""
-            self.close()
-            raise ForkServerError(" ".join(said.split())[-300:] or "it said nothing")
-        self._socket.settimeout(None)
+        self._ready = False
 
     @property
     def pid(self) -> int:
@@ -72,6 +65,7 @@ class ForkServer:
 
     def start(self, descriptors: tuple[int, ...]) -> int:
         """Fork a worker; it gets copies of the descriptors (channel, lifeline, output, buffers). Return its id."""
+        self._await_imports()
         message = json.dumps({"op": "fork", "cwd": os.getcwd()}).encode()
         packed = array.array("i", descriptors)
         self._socket.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, packed)])
@@ -79,6 +73,7 @@ class ForkServer:
 
     def preload(self, modules: tuple[str, ...]) -> None:
         """Import modules in the server, so that workers forked from now on have them."""
+        self._await_imports()
         self._socket.send(json.dumps({"op": "import", "modules": modules}).encode())
         self._reply()
 
@@ -95,6 +90,19 @@ class ForkServer:
         self._process.wait()
         self._process.stderr.close()
 
+    def _await_imports(self) -> None:
+        """Wait, the first time, for what the server imports by itself; raises `ForkServerError` when it cannot."""
+        if self._ready:
+            return
+        self._socket.settimeout(START_TIMEOUT_S)
+        with suppress(OSError):
+            self._ready = bool(self._socket.recv(1 << 16))
+        if not self._ready:
+            said = self._process.stderr.read().decode(errors="replace") if self._process.poll() is not None else ""
+            self.close()
+            raise ForkServerError(" ".join(said.split())[-300:] or "it said nothing")
+        self._socket.settimeout(None)
+
     def _reply(self) -> dict:
         data = self._socket.recv(1 << 16)
         if not data:
@@ -107,7 +115,10 @@ class ForkServerError(RuntimeError):
 
 
 def fork_server() -> ForkServer | None:
-    """Return this process's server, started on first use; None where the system cannot fork with descriptors."""
+    """Return this process's server, started on first use; None where the system cannot fork with descriptors.
+
+    It imports while the caller goes on; what is asked of it first waits for that.
+    """
     global _server
     if not available():
         return None
@@ -207,6 +218,7 @@ def become_worker(descriptors: list[int], folder: str) -> None:
 
         os.setsid()  # so that the whole group can be ended
         os.chdir(folder)
+        add_working_folder()
         channel, lifeline, output, *buffers = descriptors
         os.dup2(output, 1)
         os.dup2(output, 2)

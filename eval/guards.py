@@ -12,7 +12,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -106,15 +106,27 @@ def child_count() -> int:
 
 def digest(tensor: torch.Tensor) -> int:
     """Return a number that depends on every bit of a tensor and its place, the same on every device."""
-    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    total = 0
-    for start in range(0, flat.numel(), DIGEST_BYTES):
-        part = flat[start : start + DIGEST_BYTES]
-        if part.numel() % 4 == 0 and part.storage_offset() % 4 == 0:
-            part = part.view(torch.int32)
-        mixed = (_arange(1, 1 + part.numel(), device=part.device) * ODD) ^ MIX
-        total ^= (int((part * mixed).sum()) * (2 * start + 1)) & MASK
-    return total
+    return digests([tensor])[0]
+
+
+def digests(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """Return each tensor's digest, having waited for the device once."""
+    parts = []
+    for index, tensor in enumerate(tensors):
+        flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        for start in range(0, max(1, flat.numel()), DIGEST_BYTES):
+            part = flat[start : start + DIGEST_BYTES]
+            if part.numel() % 4 == 0 and part.storage_offset() % 4 == 0:
+                part = part.view(torch.int32)
+            mixed = (_arange(1, 1 + part.numel(), device=part.device) * ODD) ^ MIX
+            parts.append((index, 2 * start + 1, (part * mixed).sum()))
+    if not parts:
+        return []
+    found = [0] * (parts[-1][0] + 1)
+    sums = torch.stack([total.to(parts[0][2].device) for _, _, total in parts]).tolist()
+    for (index, factor, _), total in zip(parts, sums, strict=True):
+        found[index] ^= (total * factor) & MASK
+    return found
 
 
 def _count(folder: Path) -> int:

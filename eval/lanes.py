@@ -90,6 +90,7 @@ class Lane:
         stage = f"time of {self.arm}"
         seed, mark_seed = self.schedule.window(round_index, part), self._mark_seed(round_index, part)
         values = {"seed": seed, "calls": calls, "lead": lead, "mark_seed": mark_seed, "fixed": self.schedule.fixed}
+        values["watch"] = self.judge is not None
         checked(self.ask("prepare", stage=stage, arm=self.arm, **values))
         before = perf_counter_ns()
         answer = self.ask("go", stage=stage)
@@ -101,6 +102,8 @@ class Lane:
         self.walls.append(WindowWall(wall, calls + lead, calls, sum(found["event_ns"])))
         if self.judge and found["fault"]:
             self._tampered(f"timed calls returned something else than the verified ones: {found['fault']}")
+        if found["changed"]:
+            self._tampered(f"timed calls changed what they were given: {found['changed']}")
         if self.judge and found["deferred"]:
             self._tampered(
                 f"the output of timed call {found['deferred'][0] + 1} of {calls} changed after its stream passed it: "

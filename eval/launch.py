@@ -9,7 +9,6 @@ import selectors
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 from contextlib import suppress
 from time import monotonic
@@ -17,6 +16,7 @@ from typing import Any
 
 from rooflane.eval.channel import LINE_BYTES
 from rooflane.eval.forkserver import ForkServerError, fork_server
+from rooflane.eval.interpreter import module_command
 
 POLL_S = 0.5
 # What is kept of a worker's output for the reason of a crash; a candidate may print without end.
@@ -210,7 +210,7 @@ def start_process(descriptors: tuple[int, ...]) -> Any:
     server = fork_server()
     if server is not None:
         return _Forked(server, server.start(descriptors))
-    command = [sys.executable, "-m", "rooflane.eval.worker", *map(str, descriptors)]
+    command = module_command("rooflane.eval.worker", *map(str, descriptors))
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=descriptors, start_new_session=True)
 
 

@@ -7,6 +7,7 @@ whole batch is the sum. Each element is drawn from a seed of its own: the judge 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -140,13 +141,27 @@ class BigJudge:
 
 
 def cap_memory(device: torch.device, cap_bytes: int | None) -> None:
-    """Let this process allocate no more than `cap_bytes` of the GPU; None lifts the cap. No effect on a CPU."""
+    """Let this process allocate no more than `cap_bytes` of the GPU, on a CPU that much more; None lifts the cap."""
     if device.type != "cuda":
+        _cap_addresses(cap_bytes)
         return
     # Cached blocks count against the cap although nothing uses them.
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, cap_bytes / total) if cap_bytes else 1.0)
+
+
+def _cap_addresses(more: int | None) -> None:
+    """Let an allocation that needs over `more` further bytes fail, where the system would else end some process."""
+    try:
+        import resource
+
+        held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        limit = hard if more is None else held + more
+        resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+    except (ImportError, OSError, ValueError):  # not Linux, or a stricter limit stands
+        return
 
 
 def draw_whole(shape: Shape, device: torch.device, seed: int, padding: float) -> tuple[Tensor, Tensor]:

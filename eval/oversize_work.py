@@ -10,7 +10,8 @@ from rooflane.eval.team import REFERENCE
 from rooflane.eval.verify import WrongOutput, checked
 
 if TYPE_CHECKING:
-    from rooflane.eval.shape_work import ArmRow, ShapeWork
+    from rooflane.eval.arm_row import ArmRow
+    from rooflane.eval.shape_desk import ShapeDesk
 
 CHUNKED_REFERENCE = "chunked_reference"
 # Of a causal element left out of the full comparison, these first rows are still checked: they depend on no later one.
@@ -22,7 +23,7 @@ TIMED_CALLS = 3
 class OversizeWork:
     """One candidate on a shape that eager cannot run."""
 
-    def __init__(self, work: ShapeWork, row: ArmRow) -> None:
+    def __init__(self, work: ShapeDesk, row: ArmRow) -> None:
         self.work = work
         self.row = row
         self.shape = work.shape

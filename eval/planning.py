@@ -8,7 +8,7 @@ from rooflane.dispatch import Profile, ProfileError, classify, load_profile
 from rooflane.eval.candidates import Candidate, plan_candidate
 from rooflane.eval.environment import available_memory_bytes
 from rooflane.eval.exit_codes import EvaluationError
-from rooflane.eval.records import ANCHOR, INFEASIBLE, NOOP, Prediction, RunMeta
+from rooflane.eval.records import ANCHOR, COMPILED_PREFIX, INFEASIBLE, NOOP, Prediction, RunMeta
 from rooflane.eval.settings import Settings
 from rooflane.eval.tables import size
 from rooflane.shapes import Shape
@@ -20,6 +20,7 @@ LEAST_CALLS = 12
 # What a call may take over its prediction: a roofline knows no caches, and CPU calls took 1.3 to 3.7 times theirs.
 CALL_SLACK = 2
 PROBES = (NOOP, ANCHOR)
+COMPILING_FAMILIES = ("graph_compile",)
 
 
 def profile_for(settings: Settings, device: str) -> Profile:
@@ -60,6 +61,15 @@ def predict(shape: Shape, profile: Profile, candidates: Sequence[Candidate], rul
 def infeasible(meta: RunMeta, shape: Shape) -> bool:
     """Tell whether a shape's eager forward was predicted not to fit."""
     return meta.prediction(shape.id).classification["regime"] == INFEASIBLE
+
+
+def compiles(meta: RunMeta, process: int) -> bool:
+    """Tell whether a process is sure to need torch's compiler: for a control, or for the family of a candidate."""
+    controls = process < meta.settings["compile_processes"] and any(
+        name.startswith(COMPILED_PREFIX) for name in meta.controls
+    )
+    plans = [plan for prediction in meta.predictions for plan in prediction.candidates.values()]
+    return controls or any(plan["family"] in COMPILING_FAMILIES for plan in plans)
 
 
 def skip_reasons(meta: RunMeta, settings: Settings, planned: Sequence[tuple[int, str, str]]) -> dict[str, str | None]:

@@ -10,10 +10,8 @@ from pathlib import Path
 
 import torch
 
-from rooflane.baseline import build_baseline, config_of, generate_random_case, reference_numerics
-from rooflane.dispatch.ledger import ledger
+from rooflane.baseline import reference_numerics
 from rooflane.eval.timing import make_clock
-from rooflane.shapes import Shape
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 # One burst must stay below the launch queue's depth (1024 on CUDA), or the host waits for the device.
@@ -22,8 +20,6 @@ BURSTS = 15
 # About 25 ms: longer than the host needs to submit a burst.
 SLEEP_CYCLES = 50_000_000
 GRAPH_NODES = 128
-# Four layers: the 132 operations of the published shapes, on tensors that cost nothing.
-DISPATCH_SHAPE = Shape("dispatch", 1, 4, 16, 2, 32, 4)
 # How long one reading repeats its call.
 PATIENCE_S = 0.1
 # The matmul grows until one call takes this long: long enough to time, short enough for slow half types on a CPU.
@@ -50,28 +46,6 @@ def seconds_per_call(call: Callable[[], object], device: torch.device) -> float:
         best = min(best, time.perf_counter() - start)
         calls += 1
     return best
-
-
-def eager_dispatch_s(device: torch.device) -> float:
-    """Return the host seconds of one eager operation, averaged over the mix of operations a baseline forward submits.
-
-    A forward too small to keep any device busy, over its ledger's operation count; the median of many. On CUDA the
-    host's own time counts, with nothing awaited; on a CPU the little arithmetic is in it.
-    """
-    await_device = make_clock(device).synchronize
-    model = build_baseline(DISPATCH_SHAPE, device, seed=0)
-    x, mask = generate_random_case(config_of(DISPATCH_SHAPE), device, torch.float32, seed=0)
-    times = []
-    with torch.inference_mode():
-        model(x, mask)
-        began = time.perf_counter()
-        while len(times) < 5 or time.perf_counter() - began < 4 * PATIENCE_S:
-            await_device()
-            start = time.perf_counter()
-            model(x, mask)
-            times.append(time.perf_counter() - start)
-    await_device()
-    return statistics.median(times) / ledger(DISPATCH_SHAPE).device_ops
 
 
 def smallest_op_s(device: torch.device) -> float:

@@ -51,9 +51,10 @@ class Verification(BaseModel):
 class Timing(BaseModel):
     """Raw nanoseconds of one arm in one process: `event_ns` and `host_ns` `[round][call]`, the others `[call]`.
 
-    Rounds 2i and 2i + 1 are the two mirrored halves of block i. The states beside the headline are taken in one
-    process only: `harness_ns` is the organiser's loop on one fixed input object, `idle_ns` the event pair after a
-    synchronisation, `cold_ns` with the caches overwritten before, `rotating_ns` over inputs of five times the cache.
+    Rounds 2i and 2i + 1 are the two mirrored halves of block i; a control has empty ones where it sat out. The states
+    beside the headline are taken in one process only: `harness_ns` is the organiser's loop on one fixed input object,
+    `idle_ns` the event pair after a synchronisation, `cold_ns` with the caches overwritten before, `rotating_ns` over
+    inputs of five times the cache.
     """
 
     model_config = _CONFIG
@@ -155,8 +156,11 @@ class RunMeta(BaseModel):
     controls: list[str]
     extra_arms: list[str] = Field(default=[], description="copies of the candidates, the no-op and the anchor")
     overhead_share: float | None = Field(
-        default=None, description="of the run's wall time, what was neither warm-up, measurement nor verification"
+        default=None,
+        description="of the run's wall time, what was neither warm-up, measurement nor verification; None in a run "
+        "that was interrupted and went on",
     )
+    spent_s: dict[str, float] = Field(default={}, description="the run's wall seconds by what they were spent on")
     profile: dict[str, Any]
     price_per_hour: float | None
     predictions: list[Prediction]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.records import RUN_FILE, RunMeta
+from rooflane.eval.spent import Spent, overhead_share
 
 SEED_FILE = "seed.secret"
 
@@ -43,9 +44,14 @@ def recall_seed(folder: Path, meta: RunMeta) -> int:
     return seed
 
 
-def reveal(folder: Path, meta: RunMeta, seed: int, overhead_share: float | None) -> RunMeta:
-    """Write the seed into the run's page, in one step, and remove the secret file; return the page."""
-    shown = meta.model_copy(update={"seed": seed, "overhead_share": overhead_share})
+def reveal(folder: Path, meta: RunMeta, seed: int, spent: Spent | None = None) -> RunMeta:
+    """Write the seed, and where the time went, into the run's page in one step; remove the secret file.
+
+    Returns the page.
+    """
+    account = spent.account() if spent else {}
+    share = round(overhead_share(account), 4) if account else None
+    shown = meta.model_copy(update={"seed": seed, "spent_s": account, "overhead_share": share})
     page, fresh = folder / RUN_FILE, folder / f"{RUN_FILE}.new"
     fresh.write_text(shown.model_dump_json(indent=1) + "\n", encoding="utf-8")
     os.replace(fresh, page)

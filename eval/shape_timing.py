@@ -18,7 +18,8 @@ from rooflane.eval.team import REFERENCE, ReferenceLost
 from rooflane.eval.verify import CallFailed, WrongOutput, checked
 
 if TYPE_CHECKING:
-    from rooflane.eval.shape_work import ArmRow, ShapeWork
+    from rooflane.eval.arm_row import ArmRow
+    from rooflane.eval.shape_desk import ShapeDesk
 
 LEAST_BUDGET_S = 0.05
 # Controls give context, not the headline: half an arm's seconds are enough. No-op and anchor are short by design.
@@ -34,7 +35,7 @@ STATE_KINDS = ("baseline", "candidate", "control")
 class ShapeTiming:
     """Times the arms of a shape that are ready; the result is noted in each row."""
 
-    def __init__(self, work: ShapeWork, rows: list[ArmRow]) -> None:
+    def __init__(self, work: ShapeDesk, rows: list[ArmRow]) -> None:
         self.work = work
         self.rows = {row.name: row for row in rows}
         self.lanes: dict[str, Lane] = {}
@@ -59,8 +60,9 @@ class ShapeTiming:
             return
         for lane in self.lanes.values():
             lane.reference_ns = self.lanes[EAGER].call_ns
-        for worker in dict.fromkeys(self.rows[name].worker for name in counts):
-            self._settle(worker)
+        with work.team.spending("verification"):
+            for worker in dict.fromkeys(self.rows[name].worker for name in counts):
+                self._settle(worker)
         with work.team.spending("measurement"):
             self.samples, failures = time_blocks(
                 self.lanes,
@@ -70,6 +72,8 @@ class ShapeTiming:
                 recount=self._recount,
                 on_block=lambda block: self.blocks.append(work.context.telemetry()),
                 fatal=(ReferenceLost,),
+                # The null is held against in every block; no-op and anchor tell which blocks the machine spoilt.
+                sparse={name for name in counts if self.rows[name].kind == "control" and name not in FULL_BUDGET},
             )
         for name, error in failures.items():
             self._failed(self.rows[name], error)
@@ -155,7 +159,7 @@ class ShapeTiming:
         """Return an arm's times by the other clocks and in the other cache states."""
         if row.kind not in STATE_KINDS or row.worker not in self.work.team:
             return {}
-        last = self.samples[row.name].rounds[-1]
+        last = next(part for part in reversed(self.samples[row.name].rounds) if part.event_ns)
         try:
             found = checked(
                 self.work.ask(

@@ -13,7 +13,8 @@ from rooflane.baseline import BaselineTransformer, torch_dtype
 from rooflane.eval.arms import Arm, build_arm
 from rooflane.eval.cases import Case, draw_case
 from rooflane.eval.fingerprint import Fingerprinter
-from rooflane.eval.guards import ProcessState, child_count, digest, thread_count
+from rooflane.eval.guards import ProcessState, child_count, digest, digests, thread_count
+from rooflane.eval.lent import LentWeights
 from rooflane.eval.outputs import SharedBytes, describe_output, output_fault, poison
 from rooflane.eval.promises import Inputs, run_trial
 from rooflane.eval.records import COPY_PREFIX
@@ -59,6 +60,7 @@ class Subject:
         self.arms: dict[str, Arm] = {}
         self.state = ProcessState()
         self._running: tuple[int, int] | None = None
+        self._weights: dict[str, LentWeights] = {}
 
     def adopt(self, arm: Arm) -> None:
         """Take an arm that was built elsewhere, such as eager itself."""
@@ -113,8 +115,8 @@ class Subject:
     def weights_digest(self, arm: str) -> dict[str, Any]:
         """Return a number that depends on every bit of an arm's weights."""
         try:
-            tensors = self.arms[arm].weights.state_dict().items()
-            return {"digest": [(name, digest(tensor)) for name, tensor in tensors]}
+            tensors = self.arms[arm].weights.state_dict()
+            return {"digest": list(zip(tensors, digests(tensors.values()), strict=True))}
         except Exception as error:
             return failure(error)
 
@@ -129,16 +131,20 @@ class Subject:
             return failure(error)
 
     def settle(self) -> dict[str, Any]:
-        """Note how many threads and processes run now, before anything is timed."""
+        """Note how many threads and processes run now, and the candidate's weights, before anything is timed."""
         # What the harness itself starts later is started now: torch's thread pool, the fingerprint's compiler.
         torch.ones(POOL_ELEMENTS).mul_(2)
         tokens, width = self.shape.tokens, self.shape.d_model
         Fingerprinter(tokens * width, tokens, torch_dtype(self.shape.dtype), self.device, 0, 1)
         self._running = thread_count(), child_count()
+        candidates = [arm for arm in self.arms.values() if arm.kind == "candidate" and arm.weights is not None]
+        self._weights = {arm.name: LentWeights(arm.weights) for arm in candidates}
         return {}
 
     def inspect(self) -> dict[str, Any]:
-        """Return what was tampered with since this shape began, and the threads and processes begun while timing."""
+        """Return what was tampered with since this shape began, and what of the process changed while timing."""
+        # Before the digests below take memory of their own.
+        peak = torch.cuda.max_memory_allocated() if self.device.type == "cuda" else None
         findings = self.state.changes()
         threads, children = 0, 0
         if self._running:
@@ -147,7 +153,8 @@ class Subject:
             findings.append(f"{threads} threads were started while the candidate was timed and still run")
         if children > 0:
             findings.append(f"{children} processes were started while the candidate was timed and still run")
-        peak = torch.cuda.max_memory_allocated() if self.device.type == "cuda" else None
+        for name, weights in self._weights.items():
+            findings += [f"the weights of {name} changed while it was timed: {line}" for line in weights.changes()]
         return {"findings": findings, "peak_bytes": peak}
 
     def drop(self, arm: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 from rooflane.eval.accuracy import accuracy_lines
 from rooflane.eval.assess import Assessment
 from rooflane.eval.cells import Measured, judged, log_ratios, make_cell, process_medians
+from rooflane.eval.clocks import clock_tick_ns
 from rooflane.eval.evidence import Evidence
 from rooflane.eval.figures import (
     LAUNCH_SHARE,
@@ -70,6 +71,7 @@ def summarise(meta: RunMeta, records: Iterable[Record], stored: Sequence[NullRes
         ranking=rank(meta, rows, measured.by_cell),
         contamination=measured.contamination,
         accuracy=tuple(accuracy_lines(records)),
+        tick_ns=clock_tick_ns(record.timing for record in records if record.timing),
     )
 
 

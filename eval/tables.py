@@ -23,6 +23,9 @@ __all__ = [
 
 CONTROL_TITLES = {NULL: "null", "compiled": "compiled", "compiled_reduce_overhead": "compiled RO", "sdpa": "SDPA"}
 GATE_MARK = "!"
+# Above this share of a call the clock's tick is felt (EVALUATION.md d1.7). An H200's 32 ns are 0.1% of 32 us, so an
+# event pair holds one call, as the organiser's does; a window of several would hold their fingerprints too.
+COARSE_TICK = 0.01
 
 
 def headline_lines(summary: Summary) -> list[str]:
@@ -149,14 +152,42 @@ def environment_line(summary: Summary) -> str:
 
 
 def conditions(summary: Summary) -> list[str]:
-    """Return what a reader must know about the campaign as a whole: dropped blocks, overhead."""
+    """Return what a reader must know about the campaign as a whole: dropped blocks, the clock's tick, overhead."""
     lines = []
     if said := summary.contamination.describe():
         lines.append(said)
+    if said := _window(summary):
+        lines.append(said)
     if summary.meta.overhead_share is not None:
         share = percent(summary.meta.overhead_share)
-        lines.append(f"{share} of the run's time was neither warm-up, measurement nor verification")
+        lines.append(f"{share} of the run's time was neither warm-up, measurement nor verification{_spent(summary)}")
     return lines
+
+
+def _spent(summary: Summary) -> str:
+    """Return where a run's time went, in seconds; empty for a run of before that was recorded."""
+    seconds = summary.meta.spent_s
+    parts = ", ".join(f"{what} {seconds[what]:.0f} s" for what in sorted(seconds, key=seconds.get, reverse=True))
+    return f" (of {sum(seconds.values()):.0f} s: {parts})" if parts else ""
+
+
+def _window(summary: Summary) -> str:
+    """Return how many calls an event pair encloses, and how coarse its clock is beside the shortest of them."""
+    calls = [
+        (cell.event_ms.median, row.shape.id)
+        for row in summary.rows
+        for cell in row.cells.values()
+        if cell.kind in ("baseline", "candidate") and cell.event_ms
+    ]
+    if summary.tick_ns is None or not calls:
+        return ""
+    shortest, shape = min(calls)
+    share = summary.tick_ns / (shortest * 1e6)
+    said = (
+        f"one call between two events (k = 1), whose clock ticks every {summary.tick_ns / 1e3:g} us: "
+        f"{share:.2%} of the shortest call (shape {shape})"
+    )
+    return said if share <= COARSE_TICK else f"{said}, too coarse for a ratio nearer than that"
 
 
 def _headline_line(headline: Headline) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from time import monotonic
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from rooflane.eval.launch import Buffer, Crash, WorkerProcess
+from rooflane.eval.spent import Spent
 
 REFERENCE = "reference"
 
@@ -23,7 +23,9 @@ class ReferenceLost(Exception):
 class Team:
     """Workers by name; one that ended is started again by `ensure`, when the next shape begins."""
 
-    def __init__(self, candidates: Sequence[str], hello: dict[str, Any], timeout_s: float) -> None:
+    def __init__(
+        self, candidates: Sequence[str], hello: dict[str, Any], timeout_s: float, spent: Spent | None = None
+    ) -> None:
         self._hello = hello
         self._timeout_s = timeout_s
         self._buffers = {name: Buffer() for name in (REFERENCE, *candidates)}
@@ -31,8 +33,7 @@ class Team:
         self._forged: dict[str, list[str]] = {}
         self.environment: dict[str, Any] = {}
         self.uuid: str | None = None
-        # Seconds by what they were spent on; the rest of a run's time is overhead.
-        self.spent: dict[str, float] = {}
+        self._spent = spent or Spent()
 
     def start(self) -> None:
         """Start every worker and set them up side by side: a CUDA context takes its time."""
@@ -120,14 +121,9 @@ class Team:
         for buffer in self._buffers.values():
             buffer.close()
 
-    @contextmanager
-    def spending(self, what: str) -> Iterator[None]:
+    def spending(self, what: str) -> AbstractContextManager[None]:
         """Count the seconds of a block."""
-        before = monotonic()
-        try:
-            yield
-        finally:
-            self.spent[what] = self.spent.get(what, 0.0) + monotonic() - before
+        return self._spent.on(what)
 
     def _keep_forged(self, name: str, worker: WorkerProcess) -> None:
         """Note what a worker's channel carried; it is told of even when the worker has ended."""

@@ -20,18 +20,17 @@ from torch import Tensor
 from rooflane.eval.cases import Case, draw_case
 from rooflane.eval.environment import available_memory_bytes
 from rooflane.eval.fingerprint import ALIGNMENT, Fingerprinter
+from rooflane.eval.lent import LentInputs
 from rooflane.eval.outputs import describe_output, output_fault, poison
+from rooflane.eval.records import NOOP
 from rooflane.eval.subject import Subject, failure
-from rooflane.eval.timing import Clock, cache_bytes, estimate_ns
+from rooflane.eval.timing import Clock, estimate_ns
 
 # Inputs alive at once: enough for 100 calls of 4 MB, and never more than a tenth of what is free.
 POOL_BYTES = {"cpu": 1 << 29, "cuda": 4 << 30}
 POOL_FREE_SHARE = 10
 # Outputs kept for the judge; few enough that the caches see what they would see without.
 KEEP_BYTES = {"cpu": 1 << 25, "cuda": 1 << 26}
-# Inputs that are used in turn must overflow the cache this many times before none is found in it.
-ROTATION = 5
-ROTATION_CASES_MAX = 256
 
 # What looking at an output costs the host until a window has shown it; what a fingerprint and a pause cost an H200 by
 # their launches alone (with 2 us the empty call fell from 10 to 1.5 us: the host was ahead where the organiser's is
@@ -56,6 +55,7 @@ class _Window:
     keep: frozenset[int]
     taker: Fingerprinter
     mark_seed: int
+    lent: LentInputs | None
     outputs: dict[int, Tensor] = field(default_factory=dict)
     pointers: list[int] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
@@ -83,11 +83,11 @@ class Windows:
         """Return a call's nanoseconds after the warm-up calls that a budget allows, and how many these were."""
         try:
             with torch.inference_mode():
-                case = self._draw(seed)
+                case = self.draw(seed)
                 call_ns = estimate_ns(self.subject.arms[arm].forward, case, self.clock)
                 count = max(1, min(warmups, int(budget_s * 1e9 / call_ns)))
                 for number in range(count):
-                    self.subject.arms[arm].forward(*self._draw(seed + 1 + number))
+                    self.subject.arms[arm].forward(*self.draw(seed + 1 + number))
                 self.clock.synchronize()
                 # Again: the first calls may have compiled or tuned, and a slow start must not buy few calls.
                 call_ns = min(call_ns, estimate_ns(self.subject.arms[arm].forward, case, self.clock))
@@ -96,24 +96,29 @@ class Windows:
             return failure(error)
 
     def prepare(
-        self, arm: str, seed: int, calls: int, lead: int, mark_seed: int, fixed: bool = False
+        self, arm: str, seed: int, calls: int, lead: int, mark_seed: int, fixed: bool = False, watch: bool = True
     ) -> dict[str, Any]:
-        """Draw the inputs of a window, choose the outputs to keep, and poison the memory they may land in."""
+        """Draw the inputs of a window, choose the outputs to keep, and poison the memory they may land in.
+
+        `watch` says that `finish` is to look whether the calls changed what they were given.
+        """
         shape = self.subject.shape
         self._now = None
         try:
             if fixed:
-                self._fixed = self._fixed or self._draw(seed)
-                cases = [self._fixed] * (lead + calls)
+                self._fixed = self._fixed or self.draw(seed)
+                seeds, cases = [seed] * (lead + calls), [self._fixed] * (lead + calls)
             else:
                 # Leading calls have numbers of their own: no content is met twice.
-                cases = [self._draw(seed + number) for number in [*range(calls, calls + lead), *range(calls)]]
+                seeds = [seed + number for number in [*range(calls, calls + lead), *range(calls)]]
+                cases = [self.draw(one) for one in seeds]
             x = cases[0][0]
             size = x.numel() * x.element_size()
             keep = max(1, KEEP_BYTES[self.subject.device.type] // size)
             kept = range(calls) if keep >= calls else random.Random(mark_seed).sample(range(calls), keep)
             taker = Fingerprinter(x.numel(), shape.tokens, x.dtype, x.device, mark_seed, calls)
-            self._now = _Window(arm, cases, lead, frozenset(kept) | {calls - 1}, taker, mark_seed)
+            lent = LentInputs(cases, seeds) if watch else None
+            self._now = _Window(arm, cases, lead, frozenset(kept) | {calls - 1}, taker, mark_seed, lent)
             poison(x, blocks=len(self._now.keep))
             self.clock.synchronize()
             return {}
@@ -128,7 +133,9 @@ class Windows:
         size, dtype, device, kind = x.shape, x.dtype, x.device, torch.Tensor
         take, launch = window.taker.take, window.taker.launcher()
         keep, outputs, pointers = window.keep, window.outputs, window.pointers
-        pause, ticks = self.clock.pause, self._ticks(x)
+        # The empty call stays without a pause: behind one it took 1.3 us or 12 (H200) as the device was ahead of the
+        # host or not, and contamination is told from it.
+        pause, ticks = self.clock.pause, 0 if window.arm == NOOP else self._ticks(x)
         looks = []
 
         def after(number: int, out: Tensor) -> None:
@@ -194,6 +201,7 @@ class Windows:
             "tokens": self._tokens(window),
             "deferred": [number for number in whole if not torch.equal(again[number], marks[number])],
             "fault": self._fault(window),
+            "changed": window.lent.change(self.draw, window.mark_seed) if window.lent else "",
         }
 
     def ship(self, number: int) -> dict[str, Any]:
@@ -209,38 +217,6 @@ class Windows:
         """Let go of the window."""
         self._now = None
         return {}
-
-    def states(self, arm: str, seed: int, calls: int, budget_s: float, host_ns: int, call_ns: int) -> dict[str, Any]:
-        """Return an arm's nanoseconds by the other clocks and in the other cache states, as many calls as fit."""
-        forward = self.subject.arms[arm].forward
-        calls = max(1, min(calls, int(budget_s * 1e9 / 5 / max(1, call_ns)), self.capacity()))
-        try:
-            fresh = [self._draw(seed + number) for number in range(calls)]
-            same = [self._draw(seed + calls)] * calls
-            with torch.inference_mode():
-                forward(*same[0])
-                found = {"harness_ns": self.clock.window(forward, same)()[0]}
-                found["device_ns"] = self.clock.spans(forward, fresh, host_ns)
-                found["idle_ns"] = self.clock.idle(forward, fresh)
-                found["cold_ns"] = self.clock.cold(forward, fresh)
-                found["rotating_ns"] = self._rotate(forward, fresh, calls)
-            return found
-        except Exception as error:
-            return failure(error)
-
-    def _rotate(self, forward: Any, cases: list, calls: int) -> list[int]:
-        """Time calls over inputs that overflow the L2 five times between two uses; nothing where that is too many."""
-        device = self.subject.device
-        if device.type != "cuda":
-            return []
-        size = cases[0][0].numel() * cases[0][0].element_size()
-        wanted = -(-ROTATION * cache_bytes(device) // size)
-        if wanted > min(ROTATION_CASES_MAX, self.capacity()):
-            return []
-        x, mask = cases[0]
-        ring = [(x.clone(), mask) for _ in range(max(2, wanted))]
-        self.clock.window(forward, ring)
-        return self.clock.window(forward, (ring * (-(-calls // len(ring))))[:calls])()[0]
 
     def _marks_again(self, window: _Window, numbers: Sequence[int]) -> dict[int, Tensor]:
         """Return the fingerprints of kept outputs as they are now."""
@@ -271,7 +247,8 @@ class Windows:
                 return "the output lies in the memory of the input x"
         return ""
 
-    def _draw(self, seed: int) -> tuple:
+    def draw(self, seed: int) -> tuple:
+        """Return the input and mask of a seed."""
         return draw_case(Case(seed, self.subject.shape.padding_ratio), self.subject.shape, self.subject.device)
 
     def _item(self) -> int:

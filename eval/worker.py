@@ -18,9 +18,11 @@ from rooflane.baseline import build_baseline, reference_numerics
 from rooflane.dispatch import Profile, parse_rules
 from rooflane.eval import oversize
 from rooflane.eval.arms import Arm, first_call, free_memory
+from rooflane.eval.cache_states import CacheStates
 from rooflane.eval.channel import Channel, end_with_parent
 from rooflane.eval.environment import describe_environment, gpu_uuid
 from rooflane.eval.failures import is_oom, one_line
+from rooflane.eval.interpreter import add_working_folder
 from rooflane.eval.judge import Judge
 from rooflane.eval.outputs import SharedBytes
 from rooflane.eval.records import EAGER
@@ -31,7 +33,7 @@ from rooflane.shapes import Shape
 
 RUN_RULES = "the rules of the run"
 SUBJECT_OPS = ("build", "call", "repeat", "signature", "weights_digest", "load", "settle", "inspect", "drop")
-WINDOW_OPS = ("estimate", "prepare", "go", "finish", "ship", "release", "states")
+WINDOW_OPS = ("estimate", "prepare", "go", "finish", "ship", "release")
 JUDGE_OPS = ("compare", "stress", "stress_names", "marks", "kept")
 BIG_OPS = ("big_call", "big_ship", "big_time")
 BIG_JUDGE_OPS = ("big_compare",)
@@ -87,6 +89,7 @@ class Worker:
         self.subject = subject
         self.ops |= {name: getattr(subject, name) for name in SUBJECT_OPS}
         self.ops |= {name: getattr(windows, name) for name in WINDOW_OPS}
+        self.ops |= {"states": CacheStates(windows).states}
         self.ops |= {name: getattr(big, name) for name in BIG_OPS}
         return {"capacity": windows.capacity()}
 
@@ -140,6 +143,7 @@ def main() -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
+    add_working_folder()
     for descriptor in (channel, lifeline, *buffers):
         os.set_inheritable(descriptor, False)
     code = run(channel, lifeline, buffers)

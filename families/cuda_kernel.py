@@ -65,8 +65,8 @@ def load_kernel(
 ) -> Callable[..., None]:
     """Load a kernel and return `launch(stream, x address, mask address or None, output address)`.
 
-    `fixed` are the parameters behind those three: tensors stand for their addresses and must outlive the launch; int and
-    float are 32 bits wide. Raises `RuntimeError` when the driver refuses the code or the shared memory.
+    `fixed` are the parameters behind those three: tensors stand for their addresses and must outlive the launch; int
+    and float are 32 bits wide. Raises `RuntimeError` when the driver refuses the code or the shared memory.
     """
     driver = _driver()
     torch.cuda.current_stream()  # the device's context must be current

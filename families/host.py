@@ -17,7 +17,8 @@ CODE = r"""
 
 #define MOST 24
 
-typedef int (*launch_t)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
+typedef int (*launch_t)(
+    void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
 
 // A kernel with everything but its first pointers bound. Parameters are eight bytes apart, whatever their size.
 typedef struct {
@@ -43,7 +44,8 @@ static PyObject *launcher_call(PyObject *object, PyObject *const *arguments, siz
     self->values[i] = address;
   }
   int status = self->launch(
-      self->function, self->grid, 1, 1, self->threads, 1, 1, self->shared, (void *)(uintptr_t)stream, self->parameters, NULL);
+      self->function, self->grid, 1, 1, self->threads, 1, 1, self->shared, (void *)(uintptr_t)stream,
+      self->parameters, NULL);
   if (status != 0) return PyErr_Format(PyExc_RuntimeError, "the driver refused the launch with status %d", status);
   Py_RETURN_NONE;
 }
@@ -53,7 +55,8 @@ static PyObject *launcher_new(PyTypeObject *type, PyObject *arguments, PyObject 
   unsigned grid, threads, shared;
   Py_ssize_t pointers;
   PyObject *fixed;
-  if (!PyArg_ParseTuple(arguments, "KKIIInO!", &entry, &function, &grid, &threads, &shared, &pointers, &PyTuple_Type, &fixed))
+  if (!PyArg_ParseTuple(
+          arguments, "KKIIInO!", &entry, &function, &grid, &threads, &shared, &pointers, &PyTuple_Type, &fixed))
     return NULL;
   if (pointers < 0 || pointers + PyTuple_GET_SIZE(fixed) > MOST)
     return PyErr_Format(PyExc_ValueError, "a launcher holds at most %d parameters", MOST);

@@ -14,7 +14,7 @@ from rooflane.families.resident.blocks import blocks_kernel
 from rooflane.families.resident.choice import choose
 from rooflane.families.resident.config import HOPPER, ResidentConfig, Room, resident_config
 from rooflane.families.resident.flagged_rows import flagged_rows_kernel
-from rooflane.families.resident.hopper.plan import STEP, HopperPlan, RowblockPlan
+from rooflane.families.resident.hopper.plan import HopperPlan, RowblockPlan
 from rooflane.families.resident.hopper.source import rowblock_source, warpgroup_source
 from rooflane.families.resident.layout import layout_of
 from rooflane.families.resident.rows import rows_kernel
@@ -95,10 +95,10 @@ def hopper_case(plan: HopperPlan) -> HopperCase:
     """Return the kernel of a plan, with a mask and the operands the model gets by default."""
     shape = plan.shape
     sizes = plan.constants(masked=True, bfloat16=shape.dtype == "bfloat16")
-    inner = f"d{shape.d_model} h{sizes['HEADS']}x{sizes['HD']} f{plan.ffn} {shape.dtype}"
+    inner = f"d{shape.d_model} h{shape.num_heads}x{shape.head_dim} f{plan.ffn} {shape.dtype}"
     if isinstance(plan, RowblockPlan):
         return HopperCase(f"resident rowblocks {inner}", plan, rowblock_source(sizes))
-    layout = f"{STEP * plan.warpgroups} rows {'causal' if shape.causal else 'full'} g{plan.group} r{plan.stages}"
+    layout = f"{'spanning' if plan.spans else f'g{plan.group}'} {'causal' if shape.causal else 'full'} r{plan.stages}"
     return HopperCase(f"resident warpgroups {inner} {layout}", plan, warpgroup_source(sizes))
 
 

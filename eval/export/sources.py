@@ -138,7 +138,7 @@ class Sources:
 
 
 def check_library(reference: External, where: str) -> None:
-    """Raise `ExportError` for a library an exported file may not need: torch, what it brings, and the standard one are free."""
+    """Raise `ExportError` for a library an exported file may not need; torch, what it brings, and Python's are free."""
     top = reference.module.split(".")[0]
     if top not in LIBRARIES and top not in sys.stdlib_module_names:
         raise ExportError(

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,6 +13,8 @@ from time import monotonic
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
+
+from rooflane.eval.interpreter import module_command
 
 # The script prints a few kilobytes; a candidate may print without end.
 KEPT_BYTES = 1 << 18
@@ -76,7 +77,7 @@ def run_once(job: SubmitJob, time_limit_s: float) -> End:
     start = monotonic()
     facts_end, write_end = os.pipe()
     process = subprocess.Popen(
-        [sys.executable, "-m", "rooflane.eval.submit.worker", str(write_end)],
+        module_command("rooflane.eval.submit.worker", str(write_end)),
         pass_fds=(write_end,),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

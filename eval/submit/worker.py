@@ -14,6 +14,7 @@ from typing import Any
 from rooflane.eval.candidates import load_attribute, parse_candidate
 from rooflane.eval.channel import end_with_parent
 from rooflane.eval.environment import describe_environment
+from rooflane.eval.interpreter import add_working_folder
 from rooflane.eval.submit.launch import SubmitJob
 from rooflane.eval.submit.place import run_with_class
 from rooflane.families import get_family
@@ -23,6 +24,7 @@ from rooflane.shapes import Shape
 def main(facts: int) -> None:
     """Read the job from standard input and run it; the script's own exit ends this process."""
     os.set_inheritable(facts, False)
+    add_working_folder()
     job = SubmitJob.model_validate_json(sys.stdin.buffer.raw.readline())
     end_with_parent(sys.stdin.fileno())
     if job.memory_bytes is not None:

@@ -36,7 +36,7 @@ def build(
 
 
 def room_of(device: torch.device) -> Room:
-    """Return what a device offers; on a CPU, where Triton's kernels alone are interpreted, what an H200 offers those."""
+    """Return what a device offers; on a CPU, which interprets Triton's kernels alone, what an H200 offers those."""
     if device.type != "cuda":
         return replace(HOPPER, warpgroups=False)
     properties = torch.cuda.get_device_properties(device)

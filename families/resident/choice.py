@@ -6,21 +6,19 @@ from rooflane.families.resident.config import ResidentConfig, Room, resident_con
 from rooflane.families.resident.hopper.plan import HopperPlan, rowblock_plan, warpgroup_plan
 from rooflane.shapes import Shape
 
-# Columns of a head from which on the warpgroup kernel is ahead: it pads heads to 16 (H200, device time, heads of 8:
-# shape 11 137 us against Triton's 104, shape 7 36.5 against 27.5; heads of 32 to 128: 5 to 22 % less than Triton, but
-# for shape 1, which it takes 60 for 57).
-LEAST_WARPGROUP_HEAD = 9
-
 
 def choose(shape: Shape, room: Room) -> HopperPlan | ResidentConfig:
     """Return the plan of a Hopper kernel where one is ahead of Triton's, else the Triton configuration.
 
-    Row blocks where they fit: 26 to 29 % less device time than Triton's flagged rows (H200, shapes 2, 3, 4 and 12).
+    Device time on the H200 in us, Triton's first: row blocks 45.5 to 30.5 on shape 2, 35.7 to 25.8 on 12; warpgroups
+    57 to 53 on shape 1, 70.5 to 54.6 on 5, 4664 to 3717 on 6, 60 to 49 on 9, 55 to 47 on 10, 104 to 91 on 11, and 27.5
+    to 29.3 on 7, whose host path is the shorter. Small batches with heads row blocks do not take stay with flagged
+    rows, 46 us where a warpgroup's chain takes 53.
     """
-    if room.warpgroups:
-        plan = rowblock_plan(shape, room.units)
-        if plan is None and shape.head_dim >= LEAST_WARPGROUP_HEAD:
-            plan = warpgroup_plan(shape, room.units)
-        if plan is not None:
-            return plan
-    return resident_config(shape, room)
+    config = resident_config(shape, room)
+    if not room.warpgroups:
+        return config
+    plan = rowblock_plan(shape, room.units)
+    if plan is None and config.mode == "flagged rows":
+        return config
+    return plan or warpgroup_plan(shape, room.units) or config

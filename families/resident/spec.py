@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rooflane.families.lean_cost import HALF, SINGLE, operand_name, weight_elements
 from rooflane.families.resident.choice import choose
 from rooflane.families.resident.config import WARPGROUP_CAPABILITY, ResidentConfig, Room
-from rooflane.families.resident.hopper.plan import STEP, RowblockPlan, WarpgroupPlan
+from rooflane.families.resident.hopper.plan import BAND, RowblockPlan, WarpgroupPlan
 from rooflane.families.resident.layout import layout_of, padded
 from rooflane.families.resident.sizes import programs, scratch_bytes
 from rooflane.families.spec import Limits
@@ -29,10 +29,11 @@ WHOLE_EFFICIENCY, HALVES_EFFICIENCY = 0.58, 0.36
 # A layer of thin rows is a chain of dependent steps, however few the rows: from shapes 2 to 4 on the H200, with flags,
 # and with a launch a layer.
 FLAGGED_LAYER_S, LAYERED_STEP_S = 9e-6, 10e-6
-# The row-block kernel's layer likewise: 8.3, 8.5, 9 and 6.6 us on shapes 2, 3, 4 and 12 (H200).
-ROWBLOCK_LAYER_S = 8e-6
-# The same share for the warpgroup kernel: 0.55, 0.53, 0.60, 0.57 and 0.57 on shapes 1, 5, 6, 9 and 10 (H200).
-WARPGROUP_EFFICIENCY = 0.56
+# The row-block kernel's layer likewise: 7.6 us on shape 2, 6.5 on 12 (H200).
+ROWBLOCK_LAYER_S = 7.5e-6
+# A layer of the warpgroup kernel: its barriers and waits, and the share of the tensor and exp rates it reaches beside
+# them. Within 12 % of shapes 1, 5 to 7, 9 to 11 and of 12, were it to take it (H200).
+WARPGROUP_LAYER_S, WARPGROUP_EFFICIENCY = 4e-6, 0.9
 
 
 class Resident:
@@ -111,13 +112,12 @@ def _triton_s(shape: Shape, config: ResidentConfig, profile: Limits) -> float:
 
 
 def _warpgroup_s(plan: WarpgroupPlan, profile: Limits) -> float:
-    """Return the device seconds of a warpgroup plan: two warpgroups share a multiprocessor, of one program or two."""
-    rows, keys = 2 * STEP, plan.warpgroups * STEP
-    layer_weights = plan.layer_tiles * STEP * plan.shape.d_model
-    flops = 2 * rows * layer_weights + 4 * rows * keys * plan.heads * plan.head
-    seconds = _unit_s(plan.shape, profile, flops, plan.heads * rows * keys)
-    waves = -(-plan.blocks * plan.warpgroups // (2 * profile.units))
-    return waves * plan.shape.num_layers * seconds / WARPGROUP_EFFICIENCY
+    """Return the device seconds of a warpgroup plan: a multiprocessor takes two bands through a layer at a time."""
+    shape, rows, keys = plan.shape, 2 * BAND, BAND * (2 if plan.spans else 1)
+    flops = 2 * rows * plan.layer_tiles * plan.tile_bytes // HALF + 4 * rows * keys * shape.d_model
+    seconds = _unit_s(shape, profile, flops, shape.num_heads * rows * keys)
+    waves = -(-plan.blocks // profile.units)
+    return waves * shape.num_layers * (WARPGROUP_LAYER_S + seconds / WARPGROUP_EFFICIENCY)
 
 
 def _unit_s(shape: Shape, profile: Limits, flops: int, specials: int) -> float:

@@ -4,8 +4,10 @@ import math
 
 import pytest
 
+from rooflane.eval import evaluate, render_markdown
 from rooflane.eval.blocks import Counts, Round, choose_counts, time_blocks
 from rooflane.eval.stats import paired_log_ratio
+from rooflane.shapes import Shape
 
 
 class Machine:
@@ -69,6 +71,36 @@ def test_a_slower_arm_is_found_slower_by_its_factor():
     machine = Machine()
     samples, _ = run({"a": machine.lane("a"), "b": machine.lane("b", 2.0)})
     assert paired_log_ratio(events(samples, "b"), events(samples, "a")) == pytest.approx(math.log(2))
+
+
+def test_sparse_arms_stand_in_every_third_block_and_the_rest_in_each():
+    machine = Machine()
+    recounts = []
+
+    def recount(arm, before, call_ns):
+        recounts.append(arm)
+        return before
+
+    samples, _ = run({name: machine.lane(name) for name in "abc"}, rounds=8, sparse={"c"}, recount=recount)
+    assert [bool(part) for part in events(samples, "c")] == [True, True, False, False, False, False, True, True]
+    assert all(map(all, events(samples, "a"))) and len(events(samples, "a")) == 8
+    blocks = ["".join(sorted(machine.order[start:stop])) for start, stop in ((0, 6), (6, 10), (10, 14), (14, 20))]
+    assert blocks == ["aabbcc", "aabb", "aabb", "aabbcc"]
+    assert (recounts.count("a"), recounts.count("c")) == (4, 2)
+
+
+@pytest.mark.slow
+def test_a_long_run_times_its_controls_in_every_third_block_and_reports_them(tmp_path):
+    shape = Shape("a", 2, 8, 16, 2, 16, 1)
+    settings = {"device": "cpu", "profile": "cpu", "controls": ("identity", "sdpa"), "budget_s": 0.05}
+    run = evaluate([shape], "chunked", processes=2, rounds=6, runs_dir=tmp_path, **settings)
+    rows = {row.arm: [bool(part) for part in row.timing.event_ns] for row in run.records() if row.process == 1}
+    assert rows.pop("sdpa") == [True, True, False, False, False, False]
+    assert set(map(tuple, rows.values())) == {(True,) * 6}, "the null, the no-op and the anchor watch every block"
+    summary = run.summary()
+    cell = summary.row("a").cells["sdpa"]
+    assert cell.speedup.count == 2 and cell.counts.startswith("2x")
+    assert "sdpa" in render_markdown(summary).lower()
 
 
 def test_an_arm_that_raises_is_dropped_and_the_others_go_on():

@@ -12,11 +12,12 @@ from collections import Counter
 import pytest
 
 from rooflane.eval import EvaluationError, ExitCode, evaluate, resume
-from rooflane.eval.campaign import Campaign
 from rooflane.eval.digest import DIGEST_FILE
+from rooflane.eval.owed import Owed
 from rooflane.eval.records import RECORDS_FILE
 from rooflane.eval.reveal import keep_seed
 from rooflane.eval.run import open_run
+from rooflane.eval.settings import Settings
 from rooflane.shapes import Shape
 
 A = Shape("a", 2, 8, 16, 2, 16, 1)
@@ -148,6 +149,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path):
     assert data.count(b"\n") == 24
     assert set(Counter(record.key for record in again.records()).values()) == {1}
     assert not again.interrupted
+    assert (again.meta.overhead_share, again.meta.spent_s) == (None, {}), "what the first part took is not known"
     size = len(data)
     resume(run.folder)
     assert (run.folder / RECORDS_FILE).stat().st_size == size, "a complete run measures nothing more"
@@ -256,7 +258,7 @@ def test_a_time_budget_leaves_out_the_slowest_shapes_by_prediction(tmp_path):
     def skipped(budget):
         settings = FAST | {"max_call_s": 1e9, "time_budget_s": budget}
         run = evaluate(shapes, ["chunked"], processes=3, runs_dir=tmp_path, on_event=stop, **settings)
-        return {name for name, reason in Campaign(run, None).skips.items() if reason}
+        return {name for name, reason in Owed(run.meta, Settings(**run.meta.settings), ()).skips.items() if reason}
 
     assert skipped(1e9) == set()
     assert skipped(1e-9) == {"s64", "s1", "s32", "s8"}

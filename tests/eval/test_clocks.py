@@ -2,8 +2,10 @@
 
 import pytest
 
-from rooflane.eval.clocks import dividend, hidden_ns, launch_share
+from rooflane.eval import open_run
+from rooflane.eval.clocks import clock_tick_ns, dividend, hidden_ns, launch_share
 from rooflane.eval.records import Timing
+from rooflane.eval.tables import COARSE_TICK
 
 
 def timing(event, device=(), host=(), harness=()):
@@ -50,3 +52,22 @@ def test_the_dividend_is_the_fixed_inputs_speedup_over_the_fresh_ones(make_recor
     arm[0] = arm[0].model_copy(update={"timing": timing(500, harness=[400] * 5)})
     # 2.5x on one object against 2x on fresh ones.
     assert dividend(base, arm, {0: 0.6931471805599453, 1: 5.0}) == pytest.approx(1.25)
+
+
+def on_gpu(times):
+    return timing(1).model_copy(update={"clock": "cuda-events", "event_ns": [times]})
+
+
+def test_the_tick_is_the_least_step_between_two_times():
+    times = [10_016 + 32 * (step * 7 % 299) for step in range(299)]
+    assert clock_tick_ns([on_gpu(times)]) == 32
+    # A driver's float32 milliseconds no longer tell single nanoseconds of a long call.
+    assert clock_tick_ns([on_gpu([*times, 40_000_000, 40_000_003])]) == 32
+    assert clock_tick_ns([on_gpu(times[:50])]) is None
+    assert clock_tick_ns([timing(time) for time in times]) is None
+
+
+def test_one_call_in_a_window_is_enough_on_the_gpu_that_was_measured(root):
+    summary = open_run(root / "briefs" / "records" / "h200-published").summary()
+    shortest = min(row.cells["dispatched"].event_ms.median for row in summary.rows if row.eager.event_ms)
+    assert summary.tick_ns / (shortest * 1e6) < COARSE_TICK / 10

@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
-from rooflane.eval import forkserver
+from rooflane.eval import evaluate, forkserver
 from rooflane.eval.launch import Buffer, Crash, WorkerProcess
+from rooflane.shapes import Shape
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux")
 
@@ -80,3 +81,49 @@ def test_lines_that_answer_nothing_are_noted_and_passed_over(worker):
     assert "failed" in hello(worker)
     assert len(worker.forged) == 2
     assert "nothing that was asked" in worker.forged[0]
+
+
+@pytest.fixture
+def own_server():
+    """End the shared server before and after: the next one is started from the test's own folder."""
+    forkserver.close_fork_server()
+    yield
+    forkserver.close_fork_server()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("forked", [True, False])
+def test_a_file_named_like_a_module_of_pythons_own_is_not_taken_for_it(own_server, tmp_path, monkeypatch, forked):
+    for name in ("random", "types", "statistics"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a user file was imported')\n")
+    monkeypatch.chdir(tmp_path)
+    if not forked:
+        monkeypatch.setattr(forkserver, "available", lambda: False)
+    buffer = Buffer()
+    started = WorkerProcess("mine", (buffer,), timeout_s=120)
+    try:
+        assert "failed" in hello(started), "no profile was given; the worker lives and says so"
+    finally:
+        started.end()
+        buffer.close()
+
+
+@pytest.mark.slow
+def test_a_candidate_named_random_runs_and_imports_its_neighbour(own_server, tmp_path, monkeypatch):
+    (tmp_path / "neighbour.py").write_text("def same(out):\n    return out\n")
+    (tmp_path / "random.py").write_text(
+        "import neighbour\n\n\ndef build(model, shape, device):\n"
+        "    return lambda x, mask=None: neighbour.same(model(x, mask))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    run = evaluate(
+        [Shape("tiny", 2, 8, 16, 2, 16, 1)],
+        "random.py",
+        processes=1,
+        device="cpu",
+        profile="cpu",
+        controls=(),
+        budget_s=0.02,
+    )
+    assert {row.status for row in run.records()} == {"ok"}

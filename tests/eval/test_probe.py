@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rooflane.dispatch import Profile, load_profile
-from rooflane.eval import probe_readings
+from rooflane.eval import probe_dispatch, probe_readings
 from rooflane.eval.probe import measure_profile
 
 CPU = torch.device("cpu")
@@ -16,7 +16,10 @@ NOT_MEASURED = {"kernel_launch", "graph_replay", "shared_memory", "price"}
 
 @pytest.fixture(scope="module")
 def probed() -> Profile:
-    return measure_profile("cpu")
+    with pytest.MonkeyPatch.context() as patch:
+        # Whoever shares the host with the tests must not decide them.
+        patch.setattr(probe_dispatch, "doubt", lambda windows: "")
+        return measure_profile("cpu")
 
 
 def test_every_measurable_figure_is_marked_measured_with_date_and_device(probed: Profile):
@@ -41,10 +44,49 @@ def test_a_saved_profile_loads_as_the_same_profile(probed: Profile, tmp_path):
     assert load_profile(path) == probed
 
 
-def test_name_can_be_chosen(monkeypatch: pytest.MonkeyPatch):
-    for reading in ("eager_dispatch_s", "smallest_op_s", "copy_bytes_per_s", "special_per_s"):
+def stub(monkeypatch: pytest.MonkeyPatch, doubt: str = "") -> None:
+    """Put numbers in the place of readings."""
+    for reading in ("smallest_op_s", "copy_bytes_per_s", "special_per_s"):
         monkeypatch.setattr(probe_readings, reading, lambda *given: 1.0)
+    monkeypatch.setattr(probe_dispatch, "eager_dispatch_s", lambda device: (1.25e-5, doubt))
     monkeypatch.setattr(probe_readings, "matmul_flops", lambda device, dtype: None if dtype == "bfloat16" else 2e12)
+
+
+@pytest.mark.parametrize(("doubt", "mark"), [("", "measured"), ("two readings lie apart", "assumed")])
+def test_a_dispatch_cost_in_doubt_is_not_called_measured(monkeypatch: pytest.MonkeyPatch, doubt: str, mark: str):
+    stub(monkeypatch, doubt)
+    figure = measure_profile("cpu").eager_dispatch
+    assert (figure.value, figure.mark) == (12.5, mark)
+    assert ("busy host: two readings lie apart; probe again" in figure.source) == bool(doubt)
+
+
+@pytest.mark.parametrize(
+    ("windows", "said"),
+    [
+        ([(2.0, 0.99), (1.0, 0.99), (1.05, 0.5)], ""),
+        ([(2.0, 0.99), (1.0, 0.99), (1.5, 0.99)], "its two quickest readings lie 50% apart"),
+        ([(1.0, 0.6), (1.0, 0.6), (1.5, 0.99)], "other work took 40% of the host's time"),
+    ],
+)
+def test_the_quickest_window_must_be_confirmed_and_undisturbed(windows, said: str):
+    assert probe_dispatch.doubt(windows) == said
+
+
+def test_windows_go_on_until_the_quickest_is_confirmed(monkeypatch: pytest.MonkeyPatch):
+    asked = []
+
+    def doubt(windows):
+        asked.append(len(windows))
+        return "" if len(windows) == 6 else "not yet"
+
+    monkeypatch.setattr(probe_dispatch, "doubt", doubt)
+    seconds, said = probe_dispatch.eager_dispatch_s(CPU)
+    assert asked == [4, 5, 6, 6] and said == ""
+    assert 1e-7 < seconds < 1e-1
+
+
+def test_name_can_be_chosen(monkeypatch: pytest.MonkeyPatch):
+    stub(monkeypatch)
     profile = measure_profile("cpu", name="mine")
     assert profile.name == "mine"
     # A device without the dtype gets the float32 rate, marked as the assumption it is.

@@ -86,7 +86,9 @@ def test_missing_or_doubled_markers_are_refused(tmp_path, text):
 
 def test_verdicts_states_clocks_and_costs_have_their_tables(make_meta, full_rows):
     shapes = [Shape("a", 2, 8, 16, 2, 16, 1), Shape("b", 1, 16, 16, 2, 16, 1)]
-    meta = make_meta(shapes, controls=("identity",)).model_copy(update={"overhead_share": 0.21})
+    seconds = {"set-up": 12.4, "start-up": 8.6, "measurement": 79.0, "other": 0.0}
+    account = {"overhead_share": 0.21, "spent_s": seconds}
+    meta = make_meta(shapes, controls=("identity",)).model_copy(update=account)
     rows = []
     for row in full_rows(meta, {"mine": 2.0}):
         if row.process == 0:
@@ -104,8 +106,23 @@ def test_verdicts_states_clocks_and_costs_have_their_tables(make_meta, full_rows
     assert "| 1.000x |" in states
     # 2 s of set-up against half a millisecond a call: about 4,000 calls.
     assert "| a | 2.00 | 3,9" in text
-    assert "21.0% of the run's time was neither warm-up, measurement nor verification." in text
+    said = "nor verification (of 100 s: measurement 79 s, set-up 12 s, start-up 9 s, other 0 s)."
+    assert f"21.0% of the run's time was neither warm-up, measurement {said}" in text
     assert "the organiser's loop" in text and "caches overwritten before each call" in text
+
+
+@pytest.mark.parametrize(
+    ("tick_ns", "said"),
+    [(1, "0.00% of the shortest call (shape a)."), (20_000, "1.18% of the shortest call (shape a), too coarse")],
+)
+def test_the_clocks_tick_is_held_against_the_shortest_call(make_meta, full_rows, tick_ns, said):
+    meta = make_meta([Shape("a", 2, 8, 16, 2, 16, 1)], processes=1)
+    rows = []
+    for row in full_rows(meta, {"mine": 2.0}):
+        times = [row.timing.event_ns[0][0] + tick_ns * step for step in range(121)]
+        timing = row.timing.model_copy(update={"clock": "cuda-events", "event_ns": [times, times]})
+        rows.append(row.model_copy(update={"timing": timing}))
+    assert f"ticks every {tick_ns / 1e3:g} us: {said}" in render_markdown(summarise(meta, rows))
 
 
 def test_one_process_is_one_process(make_meta, full_rows):

@@ -183,5 +183,8 @@ def test_the_seed_is_bound_before_and_shown_after(tmp_path):
     assert meta.seed_hash == seed_hash(run.meta.seed)
     assert not (run.folder / SEED_FILE).exists()
     assert open_run(run.folder).meta.seed == run.meta.seed
-    assert 0 <= run.meta.overhead_share <= 1
+    seconds = run.meta.spent_s
+    assert set(seconds) == {"start-up", "set-up", "warm-up", "measurement", "verification", "other"}
+    rest = sum(seconds[what] for what in ("start-up", "set-up", "other"))
+    assert run.meta.overhead_share == pytest.approx(rest / sum(seconds.values()), abs=1e-3)
     assert not any(str(run.meta.seed) in record.model_dump_json() for record in run.records())

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn.functional import gelu, layer_norm
 
 from rooflane.families.resident.hopper.pack import pack_hopper
-from rooflane.families.resident.hopper.plan import STEP, rowblock_plan, warpgroup_plan
+from rooflane.families.resident.hopper.plan import rowblock_plan, warpgroup_plan
 from rooflane.shapes import Shape
 
 H200_UNITS = 132
@@ -16,59 +17,52 @@ BOTH = (torch.float16, torch.bfloat16)
 
 
 class Tiles:
-    """Reads packed tiles in the order the kernel does."""
+    """Reads a warpgroup plan's packed weights in the order its kernel does: both halves of a product at a time."""
 
     def __init__(self, packed, plan):
-        self._bytes = packed["tiles"].view(-1, plan.tile_bytes)
-        self._width, self._index = STEP * plan.shape.d_model * 2, 0
+        self._width = plan.shape.d_model
+        halves = packed["tiles"].view(torch.float16).double()
+        # [half, product, k8, n8, row, column]: core matrices of 8 x 8, those of eight columns of K behind each other.
+        self._halves = halves.view(2, -1, self._width // 8, self._width // 16, 8, 8)
+        self._index = 0
 
-    def next(self, columns):
-        """Return the operand `[columns, K]` and the bias of the next tile."""
-        tile = self._bytes[self._index]
+    def next(self):
+        """Return the operand `[N, K]` of the next product."""
+        halves = self._halves[:, self._index]
         self._index += 1
-        cores = tile[: self._width].view(torch.float16).double()
-        k8 = cores.numel() // (columns * 8)
-        operand = cores.view(k8, columns // 8, 8, 8).permute(1, 2, 0, 3).reshape(columns, k8 * 8)
-        return operand, tile[self._width :].view(torch.float32).double()
+        return halves.permute(0, 2, 3, 1, 4).reshape(self._width, self._width)
 
     @property
     def used_up(self):
-        return self._index == len(self._bytes)
+        return self._index == self._halves.shape[1]
 
 
 def walk(packed, plan, x, mask, eps):
-    """Compute the forward from the packed tiles alone, in the kernel's order, in float64."""
-    shape, tiles = plan.shape, Tiles(packed, plan)
-    d, hw, head = shape.d_model, plan.heads * plan.head, plan.head
+    """Compute the forward from the packed tensors alone, in the kernel's order, in float64."""
+    shape, tiles, floats = plan.shape, Tiles(packed, plan), packed["floats"].double()
+    d, heads = shape.d_model, (shape.num_heads, shape.head_dim)
     x = x.double()
     seen = mask[:, None, None, :].expand(-1, 1, shape.seq_len, -1)
     if shape.causal:
         seen = seen & torch.ones(shape.seq_len, shape.seq_len, dtype=torch.bool).tril()
     for _ in range(shape.num_layers):
-        a = torch.nn.functional.layer_norm(x, (d,), eps=eps)
-        k = torch.cat([a @ tiles.next(STEP)[0].t() for _ in range(hw // STEP)], dim=-1)
-        v = torch.cat([a @ tiles.next(STEP)[0].t() for _ in range(hw // STEP)], dim=-1)
-        wide = max(STEP, head)
-        for start in range(0, hw, wide):
-            queries = [tiles.next(STEP) for _ in range(wide // STEP)]
-            q = torch.cat([a @ w.t() + b[:STEP] for w, b in queries], dim=-1)
-            split = [
-                t.unflatten(-1, (wide // head, head)).transpose(1, 2)
-                for t in (q, k[..., start : start + wide], v[..., start : start + wide])
-            ]
-            scores = (split[0] @ split[1].transpose(2, 3)).masked_fill(~seen, -1e30)
-            probs = torch.softmax(scores * 0.6931471805599453, dim=-1)
-            context = (probs @ split[2]).transpose(1, 2).flatten(2)
-            for part in range(wide // STEP):
-                w, b = tiles.next(d)
-                x = x + context[..., part * STEP : (part + 1) * STEP] @ w.t() + (b[:d] if start + part == 0 else 0)
-        a = torch.nn.functional.layer_norm(x, (d,), eps=eps)
-        for start in range(0, plan.ffn, STEP):
-            (w1, b1), (w2, b2) = tiles.next(STEP), tiles.next(d)
-            x = x + torch.nn.functional.gelu(a @ w1.t() + b1[:STEP]) @ w2.t() + (b2[:d] if start == 0 else 0)
+        sizes = (d, d, d, plan.ffn)
+        q_bias, out_bias, ffn_out_bias, ffn_in_bias, floats = floats.split([*sizes, len(floats) - sum(sizes)])
+        a = layer_norm(x, (d,), eps=eps)
+        k, v = a @ tiles.next().t(), a @ tiles.next().t()
+        q = a @ tiles.next().t() + q_bias
+        q, k, v = (part.unflatten(-1, heads).transpose(1, 2) for part in (q, k, v))
+        scores = (q @ k.transpose(2, 3)).masked_fill(~seen, -1e30)
+        context = (torch.softmax(scores * 0.6931471805599453, dim=-1) @ v).transpose(1, 2).flatten(2)
+        x = x + context @ tiles.next().t() + out_bias
+        a = layer_norm(x, (d,), eps=eps)
+        x = x + ffn_out_bias
+        for start in range(0, plan.ffn, d):
+            hidden = gelu(a @ tiles.next().t() + ffn_in_bias[start : start + d])
+            x = x + hidden @ tiles.next().t()
     assert tiles.used_up
-    scale, shift = packed["final_norm"].double().view(2, d)
-    return (torch.nn.functional.layer_norm(x, (d,), eps=eps) * scale + shift).masked_fill(~mask[..., None], 0.0)
+    scale, shift = floats.view(2, d)
+    return (layer_norm(x, (d,), eps=eps) * scale + shift).masked_fill(~mask[..., None], 0.0)
 
 
 CASES = [
@@ -88,7 +82,7 @@ def test_packed_tiles_hold_the_model(make_case, shape, kind):
     model, x, mask, expected = make_case(shape, 5, kind)
     plan = warpgroup_plan(shape, H200_UNITS)
     packed = pack_hopper(model, plan, torch.float16)
-    assert packed["tiles"].numel() + packed["final_norm"].numel() * 4 == plan.packed_bytes
+    assert packed["tiles"].numel() + packed["floats"].numel() * 4 == plan.packed_bytes
     out = walk(packed, plan, x, mask, 1e-5)
     assert (out - expected).abs().max() <= TOLERANCE
 
@@ -147,7 +141,7 @@ def walk_rowblocks(packed, plan, x, mask, eps):
             assert start == 0 or not b2.any()
             x = x + torch.nn.functional.gelu(a @ w1.t() + b1) @ w2.t() + b2
     assert tiles.used_up
-    scale, shift = packed["final_norm"].double().view(2, d)
+    scale, shift = packed["floats"].double().view(2, d)
     return (torch.nn.functional.layer_norm(x, (d,), eps=eps) * scale + shift).masked_fill(~mask[..., None], 0.0)
 
 
@@ -166,7 +160,7 @@ def test_packed_fragments_hold_the_model(make_case, shape, kind):
     model, x, mask, expected = make_case(shape, 5, kind)
     plan = rowblock_plan(shape, H200_UNITS)
     packed = pack_hopper(model, plan, torch.float16)
-    assert packed["tiles"].numel() + packed["final_norm"].numel() * 4 == plan.packed_bytes
+    assert packed["tiles"].numel() + packed["floats"].numel() * 4 == plan.packed_bytes
     out = walk_rowblocks(packed, plan, x, mask, 1e-5)
     assert (out - expected).abs().max() <= TOLERANCE
 
@@ -177,7 +171,7 @@ def test_bfloat16_operands_hold_the_model_as_closely_as_they_can(make_case, plan
     model, _, _, _ = make_case(shape, 5, "none")
     plan = plan_of(shape, H200_UNITS)
     half, brain = (pack_hopper(model, plan, dtype)["tiles"].view(-1, plan.tile_bytes) for dtype in BOTH)
-    operands = 64 * 64 * 2
+    operands = plan.tile_bytes - 4 * plan.bias_floats
     assert torch.equal(half[:, operands:], brain[:, operands:]), "biases are float32 whatever the operands"
     halves, brains = half[:, :operands].view(torch.float16).double(), brain[:, :operands].view(torch.bfloat16).double()
     assert ((halves - brains).abs() <= halves.abs() * 2**-8 + 2**-24).all()

@@ -1,1 +1,1 @@
-"""The resident forward on Hopper's warpgroup products (compute capability 9.0), in CUDA C++ compiled at first use."""
+"""The resident forward in CUDA C++ for compute capability 9.0, compiled at first use."""

@@ -30,7 +30,7 @@ class HopperBinder:
         """Return the launch of a call."""
         plan, shape = self._plan, self._plan.shape
         constants = plan.constants(mask is not None, self._bfloat16)
-        held: list[Tensor] = [self._tensors["tiles"], self._tensors["final_norm"]]
+        held: list[Tensor] = [self._tensors["tiles"], self._tensors["floats"]]
         if isinstance(plan, WarpgroupPlan):
             name, text = "resident_warpgroups", warpgroup_source(constants)
             sizes = (plan.blocks, shape.batch_size, shape.seq_len, shape.num_layers)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from rooflane.families.resident.fold import FoldedLayer, fold_layer
-from rooflane.families.resident.hopper.plan import STEP, HopperPlan, RowblockPlan, WarpgroupPlan
+from rooflane.families.resident.hopper.plan import HopperPlan, RowblockPlan, WarpgroupPlan
 
 CORE = 8  # rows, and elements of a row, of a core matrix
 # An operand, flat in the order of its tile, and the bias of its columns if it has one.
@@ -17,34 +17,35 @@ Tile = tuple[Tensor, Tensor | None]
 
 
 def pack_hopper(model: nn.Module, plan: HopperPlan, operand_dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return `tiles` (uint8: operands, then a float32 bias each) and `final_norm` (float32 scale, then shift)."""
-    layer_tiles = _warpgroup_tiles if isinstance(plan, WarpgroupPlan) else _rowblock_tiles
-    tiles = []
-    for layer in model.layers:
-        for operand, bias in layer_tiles(fold_layer(layer), plan):
-            floats = operand.new_zeros(0) if bias is None else bias
-            floats = pad(floats, (0, plan.bias_floats - floats.shape[0])).float()
-            tiles += [operand.to(operand_dtype).view(torch.uint8), floats.view(torch.uint8)]
-    norm = model.final_norm
-    return {"tiles": torch.cat(tiles), "final_norm": torch.cat([norm.weight, norm.bias]).float()}
+    """Return `tiles` (uint8) and `floats` (float32): biases where they are not in the tiles; final scale and shift."""
+    layers = [fold_layer(layer) for layer in model.layers]
+    norm = torch.cat([model.final_norm.weight, model.final_norm.bias]).float()
+    if isinstance(plan, RowblockPlan):
+        tiles = []
+        for operand, bias in (tile for layer in layers for tile in _rowblock_tiles(layer, plan)):
+            floats = operand.new_zeros(plan.bias_floats) if bias is None else bias
+            tiles += [operand.to(operand_dtype).view(torch.uint8), floats.float().view(torch.uint8)]
+        return {"tiles": torch.cat(tiles), "floats": norm}
+    # One half of every product's columns behind the other, each as its warpgroups stream it.
+    width = plan.shape.d_model
+    operands = [operand for layer in layers for operand in _products(layer, plan)]
+    halves = [_core_matrices(operand[start : start + width // 2]) for start in (0, width // 2) for operand in operands]
+    biases = [bias.float() for layer in layers for bias in _biases(layer, plan)]
+    return {"tiles": torch.cat(halves).to(operand_dtype).view(torch.uint8), "floats": torch.cat([*biases, norm])}
 
 
-def _warpgroup_tiles(layer: FoldedLayer, plan: WarpgroupPlan) -> Iterator[Tile]:
-    """Yield all keys, all values; queries and output projection in turn; both halves of the feed-forward in turn."""
-    q, k, v, q_bias = (_pad_heads(part, plan) for part in (layer.q, layer.k, layer.v, layer.q_bias))
-    out = _pad_heads(layer.out.t(), plan).t()
-    ffn_in, ffn_in_bias, ffn_out = _pad_hidden(layer, plan.ffn)
-    for side in (k, v):
-        yield from ((_core_matrices(part), None) for part in side.split(STEP))
-    wide = max(STEP, plan.head)
-    for start in range(0, q.shape[0], wide):
-        steps = [slice(first, first + STEP) for first in range(start, start + wide, STEP)]
-        yield from ((_core_matrices(q[step]), q_bias[step]) for step in steps)
-        yield from ((_core_matrices(out[:, step]), None if step.start else layer.out_bias) for step in steps)
-    for start in range(0, plan.ffn, STEP):
-        step = slice(start, start + STEP)
-        yield _core_matrices(ffn_in[step]), ffn_in_bias[step]
-        yield _core_matrices(ffn_out[:, step]), None if start else layer.ffn_out_bias
+def _products(layer: FoldedLayer, plan: WarpgroupPlan) -> Iterator[Tensor]:
+    """Yield `[width, width]` operands: keys, values, queries, output projection, the feed-forward's in turn."""
+    yield from (layer.k, layer.v, layer.q, layer.out)
+    ffn_in, _, ffn_out = _pad_hidden(layer, plan.ffn)
+    for start in range(0, plan.ffn, plan.shape.d_model):
+        yield ffn_in[start : start + plan.shape.d_model]
+        yield ffn_out[:, start : start + plan.shape.d_model]
+
+
+def _biases(layer: FoldedLayer, plan: WarpgroupPlan) -> tuple[Tensor, ...]:
+    """Return the biases of queries, output projection, and the feed-forward's second and first product."""
+    return layer.q_bias, layer.out_bias, layer.ffn_out_bias, _pad_hidden(layer, plan.ffn)[1]
 
 
 def _rowblock_tiles(layer: FoldedLayer, plan: RowblockPlan) -> Iterator[Tile]:
@@ -64,14 +65,6 @@ def _pad_hidden(layer: FoldedLayer, ffn: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return the feed-forward's weights and first bias with zeros behind the hidden columns."""
     more = ffn - layer.ffn_in.shape[0]
     return pad(layer.ffn_in, (0, 0, 0, more)), pad(layer.ffn_in_bias, (0, more)), pad(layer.ffn_out, (0, more))
-
-
-def _pad_heads(tensor: Tensor, plan: WarpgroupPlan) -> Tensor:
-    """Return `[num_heads * head_dim, ...]` with zeros behind each head and behind the last."""
-    heads, width = plan.shape.num_heads, plan.shape.head_dim
-    split = tensor.reshape(heads, width, -1)
-    padded = pad(split, (0, 0, 0, plan.head - width, 0, plan.heads - heads))
-    return padded.reshape(plan.heads * plan.head, *tensor.shape[1:])
 
 
 def _core_matrices(operand: Tensor) -> Tensor:

@@ -39,10 +39,11 @@ __device__ __forceinline__ void sync_rows() { named_sync<2, WARPS * 32>(); }
 
 __device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 #if BF16
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
 #else
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
 #endif
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
@@ -57,10 +58,6 @@ __device__ __forceinline__ uint4 load_words(u32 address) {
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(y.x), "=r"(y.y), "=r"(y.z), "=r"(y.w) : "r"(address) : "memory");
   return y;
-}
-
-__device__ __forceinline__ void store_pair(u32 address, float x, float y) {
-  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
 }
 
 // Read words another program wrote: past the first-level cache.
@@ -92,7 +89,8 @@ struct Place {
 };
 
 // This warp's 16 columns of a [16, D] times the tile at `tile`, two columns' bias first; four chains of products.
-__device__ __forceinline__ void project(float (&c)[2][4], const u32 (&a)[STEPS][4], u32 tile, const Place& place, bool add) {
+__device__ __forceinline__ void project(
+    float (&c)[2][4], const u32 (&a)[STEPS][4], u32 tile, const Place& place, bool add) {
   u32 weights = tile + place.warp * (STEPS * 512) + place.lane * 16;
   u32 bias = tile + WEIGHT_BYTES + (place.warp * 16 + place.lane % 4 * 2) * 4;
   float other[2][4];
@@ -173,8 +171,8 @@ __device__ __forceinline__ void normalise(float (&y)[2][4], const float (&x)[2][
   }
 }
 
-// Keys and values of these rows into the scratch, as right operands: a key's part of an accumulator tile is one already,
-// a value's after a transposition of 8 x 8.
+// Keys and values of these rows into the scratch, as right operands: a key's part of an accumulator tile is one
+// already, a value's after a transposition of 8 x 8.
 __device__ __forceinline__ void write_keys(const float (&c)[2][4], u32* scratch, const Place& place) {
   u32 head = place.warp / SHARE, first = place.warp % SHARE * 2;
 #pragma unroll
@@ -195,7 +193,8 @@ __device__ __forceinline__ void write_values(const float (&c)[2][4], u32* scratc
 // This warp's share of its head: key blocks share, share + SHARE, ... up to `block`; the partial context, its sums and
 // tops go to shared memory. `visible` holds four bits a key block for each of the thread's two rows.
 __device__ __forceinline__ void attend(
-    const u32* scratch, const int* flags, int block, int layer, const u32 (&visible)[2], u32 q_operand, const Place& place) {
+    const u32* scratch, const int* flags, int block, int layer, const u32 (&visible)[2], u32 q_operand,
+    const Place& place) {
   u32 head = place.warp / SHARE, share = place.warp % SHARE;
   u32 q[SHARE][4];
   read_left<SHARE>(q, q_operand + head * (HD * 2), place);
@@ -308,8 +307,8 @@ __device__ __forceinline__ void combine(float (&y)[2][4], const Place& place) {
 }
 
 __device__ __forceinline__ void layer(
-    Stream& stream, float (&x)[2][4], u32* scratch, int* flags, int block, int index, const u32 (&visible)[2], float eps,
-    const Place& place) {
+    Stream& stream, float (&x)[2][4], u32* scratch, int* flags, int block, int index, const u32 (&visible)[2],
+    float eps, const Place& place) {
   u32 a[STEPS][4];
   float c[2][4];
   u32 rows = place.operands, queries = rows + OPERAND_BYTES, context = queries + OPERAND_BYTES;
@@ -384,8 +383,8 @@ __device__ __forceinline__ void courier(Stream& stream, int* flags, int block, i
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) resident_rowblocks(
-    const io_t* input, const u8* mask, io_t* output, const u8* weights, const float* final_norm, u32* scratch, int* flags,
-    int blocks, int length, int layers, float eps) {
+    const io_t* input, const u8* mask, io_t* output, const u8* weights, const float* final_norm, u32* scratch,
+    int* flags, int blocks, int length, int layers, float eps) {
   extern __shared__ __align__(128) u8 memory[];
   __shared__ __align__(8) u64 barriers[2 * STAGES];
   __shared__ __align__(16) float moments[ROWS * WARPS * 2], tops[WARPS * ROWS * 2];
@@ -466,8 +465,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) resident_rowblocks(
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       io2_t* to = (io2_t*)(output + (first + row + 8 * half) * D + column + i * 8);
-      if (inside[half])
-        *to = valid[half] ? narrow(y[i][2 * half] * gamma.x + beta.x, y[i][2 * half + 1] * gamma.y + beta.y) : narrow(0.0f, 0.0f);
+      if (inside[half]) {
+        float left = y[i][2 * half] * gamma.x + beta.x, right = y[i][2 * half + 1] * gamma.y + beta.y;
+        *to = valid[half] ? narrow(left, right) : narrow(0.0f, 0.0f);
+      }
     }
   }
 }

@@ -6,33 +6,61 @@ from rooflane.families.resident.hopper.parts import PARTS
 from rooflane.families.resident.hopper.rowblocks import ROWBLOCKS
 from rooflane.families.resident.hopper.warpgroups import WARPGROUPS
 
+# Operands in shared memory are named by the low word of their descriptor (see `operand` in warpgroups.py); the high
+# word is the same for all: 128 bytes from one core matrix to the next along the rows.
 PRODUCT = """template <>
-__device__ __forceinline__ void product<{n}>(float (&c)[{n} / 2], const u32* a, u64 b, int add) {{
+__device__ __forceinline__ void product<{n}>(float (&c)[{n} / 2], const u32* a, u32 b, int add) {{
   asm volatile(
-      "{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{add}, 0;\\n"
-      "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{dtype}.{dtype} {{{registers}}}, {{%{a0}, %{a1}, %{a2}, %{a3}}}, %{b}, p, 1, 1, 0;\\n}}"
+      "{{\\n.reg .pred p;\\n.reg .b64 right;\\nsetp.ne.b32 p, %{add}, 0;\\nmov.b64 right, {{%{b}, 8}};\\n"
+      "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{dtype}.{dtype} {{{registers}}}, "
+      "{{%{a0}, %{a1}, %{a2}, %{a3}}}, right, p, 1, 1, 0;\\n}}"
       : {outputs}
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(add));
 }}
-template <>
-__device__ __forceinline__ void wait_products<{n}>(float (&c)[{n} / 2]) {{
-  asm volatile("wgmma.wait_group.sync.aligned 0;" : {outputs} :: "memory");
+"""
+PRODUCT_SHARED = """template <>
+__device__ __forceinline__ void product_shared<{n}>(float (&c)[{n} / 2], u32 a, u32 b, int add) {{
+  asm volatile(
+      "{{\\n.reg .pred p;\\n.reg .b64 left, right;\\nsetp.ne.b32 p, %{add}, 0;\\n"
+      "mov.b64 left, {{%{a}, 8}};\\nmov.b64 right, {{%{b}, 8}};\\n"
+      "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{dtype}.{dtype} {{{registers}}}, left, right, p, 1, 1, 0, 0;\\n}}"
+      : {outputs}
+      : "r"(a), "r"(b), "r"(add));
+}}
+"""
+# The waits name what the products accumulate into, or it might be read too early.
+FINISH = """template <>
+__device__ __forceinline__ void finish_products<{n}>(float (&c)[{n} / 2]) {{
+  asm volatile("wgmma.commit_group.sync.aligned;\\nwgmma.wait_group.sync.aligned 0;" : {outputs} :: "memory");
 }}
 """
 DECLARATIONS = """template <int N>
-__device__ void product(float (&c)[N / 2], const u32* a, u64 b, int add);
+__device__ void product(float (&c)[N / 2], const u32* a, u32 b, int add);
 template <int N>
-__device__ void wait_products(float (&c)[N / 2]);
+__device__ void product_shared(float (&c)[N / 2], u32 a, u32 b, int add);
+template <int N>
+__device__ void finish_products(float (&c)[N / 2]);
+__device__ __forceinline__ void fence_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+template <int N>
+__device__ __forceinline__ void zero(float (&c)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; i++) c[i] = 0.0f;
+}
 """
 # Where the shared parts stand, behind the constants they read; where the products do, behind the descriptor they take.
+ROWS = 64  # of a warpgroup: what its products take of the left operand, and keys at a time
 PARTS_MARK, PRODUCTS_MARK = "// ---- shared parts", "// ---- pieces"
 
 
 def warpgroup_source(sizes: dict[str, int]) -> str:
     """Return the translation unit of the warpgroup kernel for compile-time sizes (see warpgroups.py)."""
-    widths = sorted({64, sizes["D"], sizes["HD"]})
+    half, context = sizes["D"] // 2, sizes["HD"]
+    if sizes["HEADS"] % 2:
+        context = -(-context // 16) * 8
     dtype = "bf16" if sizes["BF16"] else "f16"
-    products = DECLARATIONS + "".join(_product(n, dtype) for n in widths)
+    products = DECLARATIONS + _product(PRODUCT, context, dtype)
+    products += "".join(_product(PRODUCT_SHARED, n, dtype) for n in sorted({half, ROWS}))
+    products += "".join(FINISH.format(n=n, outputs=_outputs(n // 2)) for n in sorted({half, ROWS, context}))
     return _unit(sizes, WARPGROUPS.replace(PRODUCTS_MARK, products + PRODUCTS_MARK, 1))
 
 
@@ -46,10 +74,15 @@ def _unit(sizes: dict[str, int], code: str) -> str:
     return defines + code.replace(PARTS_MARK, PARTS, 1)
 
 
-def _product(n: int, dtype: str) -> str:
-    """Return the wrappers of the warpgroup product of N columns."""
+def _product(template: str, n: int, dtype: str) -> str:
+    """Return the wrapper of the warpgroup product of N columns, left operand in registers or in shared memory."""
     count = n // 2
-    names = {f"a{i}": count + i for i in range(4)} | {"b": count + 4, "add": count + 5}
+    lefts = {f"a{i}": count + i for i in range(4)} | {"b": count + 4, "add": count + 5}
+    if template is PRODUCT_SHARED:
+        lefts = {"a": count, "b": count + 1, "add": count + 2}
     registers = ", ".join(f"%{i}" for i in range(count))
-    outputs = ", ".join(f'"+f"(c[{i}])' for i in range(count))
-    return PRODUCT.format(n=n, dtype=dtype, registers=registers, outputs=outputs, **names)
+    return template.format(n=n, dtype=dtype, registers=registers, outputs=_outputs(count), **lefts)
+
+
+def _outputs(count: int) -> str:
+    return ", ".join(f'"+f"(c[{i}])' for i in range(count))

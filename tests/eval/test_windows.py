@@ -1,0 +1,41 @@
+"""Timed windows: where the device is made to pause behind a call, and where it is not."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from rooflane.eval.records import NOOP
+from rooflane.eval.timing import CpuClock
+from rooflane.eval.windows import Windows
+from rooflane.shapes import Shape
+
+
+class PausingClock(CpuClock):
+    """A clock of a device that can pause, a tick a nanosecond."""
+
+    def __init__(self):
+        self.pauses = []
+
+    def ticks_per_ns(self):
+        return 1.0
+
+    def pause(self, ticks):
+        self.pauses.append(ticks)
+
+
+@pytest.mark.parametrize(("arm", "pauses"), [("eager", 3), (NOOP, 0)])
+def test_every_call_but_the_empty_one_is_followed_by_a_pause(arm, pauses):
+    """The pause hides from short calls what a look costs the host; the empty call measures the host."""
+    subject = SimpleNamespace(
+        shape=Shape("a", 2, 4, 16, 2, 16, 1), device=torch.device("cpu"),
+        arms={arm: SimpleNamespace(forward=lambda x, mask: x.clone())},
+    )  # fmt: skip
+    clock = PausingClock()
+    windows = Windows(subject, clock)
+    assert windows.prepare(arm, seed=1, calls=3, lead=0, mark_seed=2) == {}
+    assert windows.go() == {}
+    assert len(clock.pauses) == pauses and all(ticks > 0 for ticks in clock.pauses)
+    assert len(windows.finish()["event_ns"]) == 3
