@@ -31,8 +31,9 @@ ROWBLOCKS = [
     Shape("six-heads", 3, 127, 96, 6, 96, 2, True),
     Shape("long-feed-forward", 2, 17, 128, 2, 512, 2, True),
 ]
-# Warpgroups: one and two of them, causal and not, padded heads and hidden columns, one token, heads of 16 to 128; then
-# several short sequences a block and more blocks than the device holds, the last block not full.
+# Warpgroups: sequences of one band and of two, causal and not, heads the twins share and heads each has its own, of 8
+# to 128 columns, padded hidden columns, one token; then several short sequences a block and more blocks than the device
+# holds, the last block not full.
 WARPGROUPS = [
     Shape("token", 1, 1, 16, 1, 16, 1, True),
     Shape("both-ways", 9, 77, 96, 3, 192, 2, False),
@@ -42,16 +43,20 @@ WARPGROUPS = [
     Shape("wide-head", 140, 128, 128, 1, 64, 2, True),
     Shape("persistent", 150, 113, 128, 4, 128, 2, True),
     Shape("persistent-both-ways", 401, 100, 128, 2, 512, 2, False),
+    Shape("heads-of-eight", 140, 128, 128, 16, 128, 2, True),
+    Shape("heads-of-eight-narrow", 257, 48, 48, 6, 192, 2, True),
+    Shape("heads-of-eight-both-ways", 21, 96, 96, 12, 96, 2, False),
     Shape("short", 1100, 13, 128, 4, 128, 2, True),
     Shape("short-both-ways", 1099, 29, 64, 4, 64, 2, False),
 ]
 HALVES = [
     replace(shape, dtype=dtype)
-    for shape in (ROWBLOCKS[0], WARPGROUPS[6], WARPGROUPS[8])
+    for shape in (*ROWBLOCKS, *WARPGROUPS)
+    if shape.id in ("ragged", "persistent", "short")
     for dtype in ("float16", "bfloat16")
 ]
 CASES = [(shape, RowblockPlan) for shape in ROWBLOCKS] + [(shape, WarpgroupPlan) for shape in WARPGROUPS]
-CASES += [(shape, RowblockPlan if shape.seq_len == 100 else WarpgroupPlan) for shape in HALVES]
+CASES += [(shape, RowblockPlan if shape.id == "ragged" else WarpgroupPlan) for shape in HALVES]
 
 
 @pytest.fixture
