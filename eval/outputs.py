@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -78,6 +80,7 @@ class SharedBytes:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._bytes: Tensor | None = None
+        self._unpin: Callable[[], object] = _nothing
 
     def write(self, out: Tensor) -> None:
         """Copy an output's bytes, in the order of its elements."""
@@ -92,17 +95,25 @@ class SharedBytes:
         return held.to(device) if device.type != "cpu" else held.clone()
 
     def _map(self, size: int) -> Tensor:
-        size = max(size, 16)
         if self._bytes is None or self._bytes.numel() < size:
+            size = max(1, -(-size // mmap.PAGESIZE)) * mmap.PAGESIZE
             if os.fstat(self._descriptor).st_size < size:
                 os.ftruncate(self._descriptor, size)
-            if self._bytes is not None and torch.cuda.is_initialized():
-                torch.cuda.cudart().cudaHostUnregister(self._bytes.data_ptr())
+            self._unpin()
             self._bytes = torch.frombuffer(mmap.mmap(self._descriptor, size), dtype=torch.uint8)
             if torch.cuda.is_initialized():
-                # Pinned, or each copy of a large output would pass through a small staging buffer.
-                torch.cuda.cudart().cudaHostRegister(self._bytes.data_ptr(), size, 0)
+                # Pinned, or each copy of a large output would pass through a small staging buffer. Unpinned before the
+                # memory goes, or the next mapping at its address could not be pinned.
+                runtime, address = torch.cuda.cudart(), self._bytes.data_ptr()
+                runtime.cudaHostRegister(address, size, 0)
+                unpin = weakref.finalize(self, runtime.cudaHostUnregister, address)
+                unpin.atexit = False
+                self._unpin = unpin
         return self._bytes
+
+
+def _nothing() -> None:
+    """Unpin nothing."""
 
 
 def _extent(tensor: Tensor) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,15 @@ from rooflane.families import registry
 from rooflane.shapes import Shape, load_shapes
 
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def warnings_are_errors():
+    """Fail a test on any warning but those with which torch's compiler, loaded on a GPU, names its own old parts."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", category=DeprecationWarning, message=r"`torch\.jit\.")
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import warnings
 from dataclasses import replace
 
 import pytest
@@ -13,6 +12,8 @@ from torch.nn import functional
 
 from rooflane.dispatch import BlockMapping, OptimizeError, WeightsAt, optimize, weights_at
 from rooflane.dispatch.adapters.mapping import Call
+
+pytestmark = pytest.mark.usefixtures("warnings_are_errors")
 
 B, S, D, H, F = 2, 6, 16, 2, 40
 TOLERANCE = {"atol": 2e-5, "rtol": 2e-5}
@@ -86,13 +87,6 @@ def x():
 @pytest.fixture
 def block():
     return randomised(Block())
-
-
-@pytest.fixture(autouse=True)
-def warnings_are_errors():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
 
 
 def randomised(module: nn.Module) -> nn.Module:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 import torch
 
 from rooflane.dispatch import GPT2_BLOCK, OptimizeError, optimize
+
+pytestmark = pytest.mark.usefixtures("warnings_are_errors")
 
 gpt2 = pytest.importorskip(
     "transformers.models.gpt2.modeling_gpt2", reason="needs transformers: pip install 'rooflane[gpt2]'"
@@ -44,13 +44,6 @@ def rules(write_rules):
 @pytest.fixture
 def x():
     return torch.randn(B, S, D, generator=torch.Generator().manual_seed(1))
-
-
-@pytest.fixture(autouse=True)
-def warnings_are_errors():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

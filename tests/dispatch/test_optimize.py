@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import pickle
-import warnings
 from dataclasses import replace
 
 import pytest
@@ -14,6 +13,8 @@ from torch import nn
 
 from rooflane.baseline import BaselineTransformer, build_baseline
 from rooflane.dispatch import OptimizeError, ProfileError, load_profile, optimize
+
+pytestmark = pytest.mark.usefixtures("warnings_are_errors")
 
 RULES = '[[rule]]\nname = "all"\nwhen = {}\nfamily = "double"\noptions = { size = 3 }\nbecause = "a test"\n'
 
@@ -42,13 +43,6 @@ def x(small):
 @pytest.fixture
 def mask(small):
     return torch.arange(small.seq_len) < torch.tensor([[1], [3], [5]])
-
-
-@pytest.fixture(autouse=True)
-def warnings_are_errors():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
 
 
 def test_calls_of_the_built_shape_run_the_family(dispatched, model, double, x, mask):

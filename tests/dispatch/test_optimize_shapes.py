@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from dataclasses import replace
 
@@ -11,6 +10,8 @@ import torch
 
 from rooflane.baseline import build_baseline
 from rooflane.dispatch import OptimizeError, optimize
+
+pytestmark = pytest.mark.usefixtures("warnings_are_errors")
 
 RULES = '[[rule]]\nname = "all"\nwhen = {}\nfamily = "double"\nbecause = "a test"\n'
 
@@ -29,13 +30,6 @@ def model(small):
 def dispatch(model, double, write_rules):
     """Return a function that optimises the model for some shapes."""
     return lambda shapes, **options: optimize(model, shapes, rules=write_rules(RULES), **options)
-
-
-@pytest.fixture(autouse=True)
-def warnings_are_errors():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
 
 
 def x_of(batch: int, length: int) -> torch.Tensor:
