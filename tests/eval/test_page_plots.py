@@ -13,7 +13,7 @@ from rooflane.eval.run import create_run
 from rooflane.shapes import Shape
 
 # What briefs/plots holds, by record.
-COMMITTED = {"h200": "h200-published", "h200-lanes": "h200-lanes"}
+COMMITTED = {"h200": "h200-campaign-1", "h200-lanes": "h200-lanes"}
 PLOTS = sorted((Path(__file__).parents[2] / "briefs" / "plots").iterdir())
 
 
