@@ -143,7 +143,7 @@ def _torch_cuda(driver_gpus: int) -> list[Finding]:
 
 
 def _compilers() -> list[Finding]:
-    """Report the compilers: g++ serves torch.compile and Triton's launcher, nvcc only CUDA C++ families."""
+    """Report the compilers: g++ serves torch.compile and our launches, NVRTC the kernels in CUDA C++."""
     findings = []
     host = next((path for path in map(shutil.which, ("g++", "clang++", "c++")) if path), None)
     if host:
@@ -151,22 +151,25 @@ def _compilers() -> list[Finding]:
     else:
         remedy = "install g++ (Debian: apt-get install g++); torch.compile and Triton need it"
         findings.append(Finding("c++ compiler", "missing", "none on the path", remedy))
-    nvcc = shutil.which("nvcc")
-    if nvcc:
-        findings.append(Finding("nvcc", "ok", _first_line(nvcc, "--version", last=True)))
+    nvrtc, bindings = _installed("nvidia-cuda-nvrtc"), _installed("cuda-bindings")
+    if nvrtc and bindings:
+        findings.append(Finding("nvrtc", "ok", f"{nvrtc}, cuda-bindings {bindings}"))
     else:
-        findings.append(Finding("nvcc", "note", "not on the path", "only CUDA C++ kernels need the CUDA toolkit"))
+        found = {"nvidia-cuda-nvrtc": nvrtc, "cuda-bindings": bindings}
+        missing = " and ".join(name for name, version in found.items() if not version)
+        remedy = "on an H100 or H200: pip install 'rooflane[hopper]'; without it the slower Triton kernels run there"
+        findings.append(Finding("nvrtc", "note", f"{missing} not installed", remedy))
     return findings
 
 
-def _first_line(command: str, argument: str, last: bool = False) -> str:
-    """Return the first (or last) line a tool prints, or the reason it printed none."""
+def _first_line(command: str, argument: str) -> str:
+    """Return the first line a tool prints, or the reason it printed none."""
     try:
         done = subprocess.run([command, argument], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{command} does not answer ({error})"
     lines = done.stdout.strip().splitlines() or ["prints no version"]
-    return f"{lines[-1 if last else 0]} at {command}"
+    return f"{lines[0]} at {command}"
 
 
 def _origins() -> list[Finding]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from rooflane.families.resident.hopper.parts import PARTS
+from rooflane.families.resident.hopper.rowblock_attention import ROWBLOCK_ATTENTION
+from rooflane.families.resident.hopper.rowblock_steps import ROWBLOCK_SIZES, ROWBLOCK_STEPS
 from rooflane.families.resident.hopper.rowblocks import ROWBLOCKS
+from rooflane.families.resident.hopper.warpgroup_steps import WARPGROUP_OPERAND, WARPGROUP_SIZES, WARPGROUP_STEPS
 from rooflane.families.resident.hopper.warpgroups import WARPGROUPS
 
-# Operands in shared memory are named by the low word of their descriptor (see `operand` in warpgroups.py); the high
+# Operands in shared memory are named by the low word of their descriptor (see `operand`, warpgroup_steps.py); the high
 # word is the same for all: 128 bytes from one core matrix to the next along the rows.
 PRODUCT = """template <>
 __device__ __forceinline__ void product<{n}>(float (&c)[{n} / 2], const u32* a, u32 b, int add) {{
@@ -47,13 +50,11 @@ __device__ __forceinline__ void zero(float (&c)[N]) {
   for (int i = 0; i < N; i++) c[i] = 0.0f;
 }
 """
-# Where the shared parts stand, behind the constants they read; where the products do, behind the descriptor they take.
 ROWS = 64  # of a warpgroup: what its products take of the left operand, and keys at a time
-PARTS_MARK, PRODUCTS_MARK = "// ---- shared parts", "// ---- pieces"
 
 
 def warpgroup_source(sizes: dict[str, int]) -> str:
-    """Return the translation unit of the warpgroup kernel for compile-time sizes (see warpgroups.py)."""
+    """Return the translation unit of the warpgroup kernel for compile-time sizes (see warpgroup_steps.py)."""
     half, context = sizes["D"] // 2, sizes["HD"]
     if sizes["HEADS"] % 2:
         context = -(-context // 16) * 8
@@ -61,17 +62,17 @@ def warpgroup_source(sizes: dict[str, int]) -> str:
     products = DECLARATIONS + _product(PRODUCT, context, dtype)
     products += "".join(_product(PRODUCT_SHARED, n, dtype) for n in sorted({half, ROWS}))
     products += "".join(FINISH.format(n=n, outputs=_outputs(n // 2)) for n in sorted({half, ROWS, context}))
-    return _unit(sizes, WARPGROUPS.replace(PRODUCTS_MARK, products + PRODUCTS_MARK, 1))
+    return _unit(sizes, WARPGROUP_SIZES, PARTS, WARPGROUP_OPERAND, products, WARPGROUP_STEPS, WARPGROUPS)
 
 
 def rowblock_source(sizes: dict[str, int]) -> str:
-    """Return the translation unit of the row-block kernel for compile-time sizes (see rowblocks.py)."""
-    return _unit(sizes, ROWBLOCKS)
+    """Return the translation unit of the row-block kernel for compile-time sizes (see rowblock_steps.py)."""
+    return _unit(sizes, ROWBLOCK_SIZES, PARTS, ROWBLOCK_STEPS, ROWBLOCK_ATTENTION, ROWBLOCKS)
 
 
-def _unit(sizes: dict[str, int], code: str) -> str:
-    defines = "".join(f"#define {name} {value}\n" for name, value in sizes.items())
-    return defines + code.replace(PARTS_MARK, PARTS, 1)
+def _unit(sizes: dict[str, int], *texts: str) -> str:
+    """Return one text of compile-time sizes and what stands behind them, in order of use."""
+    return "".join(f"#define {name} {value}\n" for name, value in sizes.items()) + "".join(texts)
 
 
 def _product(template: str, n: int, dtype: str) -> str:
