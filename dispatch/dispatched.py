@@ -160,6 +160,8 @@ class Dispatched(nn.Module):
         if valid is not None and (valid.shape != (batch, length) or valid.dtype != torch.bool):
             wanted = f"not {(batch, length)} of bool"
             raise Unserved("mask", f"the mask is {tuple(valid.shape)} of {valid.dtype}, {wanted}")
+        if valid is not None and valid.device != x.device:
+            raise Unserved("mask", f"x is on {x.device}, the mask on {valid.device}")
         if width != self._sizes.d_model:
             raise Unserved("shape", f"x is {tuple(x.shape)}, the module's width is {self._sizes.d_model}")
         if x.dtype is not self._dtype or x.device != self._device:

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from rooflane.families.runtime_compiler import missing_compiler
+
 PACKAGES = ("shapes", "baseline", "families", "dispatch", "eval")
 # What the records were made with (constraints-gpu.txt) or what the CPU set pins; another version runs, unrecorded.
 RECORDED_TORCH = ("2.11.0", "2.13.0")
@@ -151,14 +153,12 @@ def _compilers() -> list[Finding]:
     else:
         remedy = "install g++ (Debian: apt-get install g++); torch.compile and Triton need it"
         findings.append(Finding("c++ compiler", "missing", "none on the path", remedy))
-    nvrtc, bindings = _installed("nvidia-cuda-nvrtc"), _installed("cuda-bindings")
-    if nvrtc and bindings:
-        findings.append(Finding("nvrtc", "ok", f"{nvrtc}, cuda-bindings {bindings}"))
-    else:
-        found = {"nvidia-cuda-nvrtc": nvrtc, "cuda-bindings": bindings}
-        missing = " and ".join(name for name, version in found.items() if not version)
+    missing = missing_compiler()
+    if missing:
         remedy = "on an H100 or H200: pip install 'rooflane[hopper]'; without it the slower Triton kernels run there"
-        findings.append(Finding("nvrtc", "note", f"{missing} not installed", remedy))
+        findings.append(Finding("nvrtc", "note", f"cannot be used ({missing})", remedy))
+    else:
+        findings.append(Finding("nvrtc", "ok", f"usable, cuda-bindings {_installed('cuda-bindings')}"))
     return findings
 
 

@@ -105,10 +105,10 @@ class SharedBytes:
                 # Pinned, or each copy of a large output would pass through a small staging buffer. Unpinned before the
                 # memory goes, or the next mapping at its address could not be pinned.
                 runtime, address = torch.cuda.cudart(), self._bytes.data_ptr()
-                runtime.cudaHostRegister(address, size, 0)
-                unpin = weakref.finalize(self, runtime.cudaHostUnregister, address)
-                unpin.atexit = False
-                self._unpin = unpin
+                self._unpin = _nothing
+                if int(runtime.cudaHostRegister(address, size, 0)) == 0:
+                    self._unpin = weakref.finalize(self, runtime.cudaHostUnregister, address)
+                    self._unpin.atexit = False
         return self._bytes
 
 

@@ -161,7 +161,9 @@ class Windows:
                 for case in window.cases[: window.lead]:
                     forward(*case)
                 window.read = self.clock.window(forward, window.cases[window.lead :], after)
-            self._look_ns = median(looks) if looks else self._look_ns
+            # A look without the pause behind it says nothing of those with one.
+            if looks and (ticks or window.arm != NOOP):
+                self._look_ns = median(looks)
             return {}
         except Exception as error:
             self._now = None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rooflane.families.door import aligned, check_call
-from rooflane.families.launch import raw_stream
+from rooflane.families.launch import current_device, raw_stream
 from rooflane.families.staged import StreamGuard
 from rooflane.families.weights import PackedWeights
 from rooflane.shapes import Shape
@@ -35,6 +35,10 @@ class BoundForward:
         self._launches: dict[bool, Launch] = {}
 
     def __call__(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        if current_device() != self._index:
+            # A bound launch goes to the device that is current, wherever its tensors lie.
+            with torch.cuda.device(self._index):
+                return self(x, mask)
         check_call(x, mask, self._shape)
         x = aligned(x)
         mask = None if mask is None else aligned(mask)
@@ -43,10 +47,16 @@ class BoundForward:
         out = torch.empty_like(x)
         launch = self._launches.get(mask is not None)
         if launch is None:
-            launch = self._launches[mask is not None] = self._bind(x, mask, out)
+            launch = self._launches[mask is not None] = self._first(x, mask, out)
         # The look at the weights' versions takes the host several us: the device works meanwhile, and in the rare call
         # that finds them changed it works again, behind the fresh weights.
         launch(stream, x, mask, out)
         if self._weights.refresh():
             launch(stream, x, mask, out)
         return out
+
+    def _first(self, x: Tensor, mask: Tensor | None, out: Tensor) -> Launch:
+        """Bind the first call of a kind, which compiles and loads."""
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("the first call of a built forward compiles it: call it once before capturing a graph")
+        return self._bind(x, mask, out)

@@ -14,7 +14,7 @@ DTYPES = HALF_DTYPES | {"float32": torch.float32}
 
 
 def check_call(x: Tensor, mask: Tensor | None, shape: Shape) -> None:
-    """Raise `ValueError` when a call does not have the built shape `[B, S, D]` and dtype, mask `[B, S]` bool."""
+    """Raise `ValueError` when a call has not the built shape `[B, S, D]` and dtype, mask `[B, S]` bool beside it."""
     expected = (shape.batch_size, shape.seq_len, shape.d_model)
     if x.shape != expected:
         raise ValueError(f"built for x of shape {expected}, called with {tuple(x.shape)}; build one for that shape too")
@@ -22,6 +22,8 @@ def check_call(x: Tensor, mask: Tensor | None, shape: Shape) -> None:
         raise ValueError(
             f"built for x of {shape.dtype}, called with {x.dtype}; cast x, or build one for that dtype too"
         )
+    if mask is not None and mask.device != x.device:
+        raise ValueError(f"x is on {x.device}, the mask on {mask.device}; move the mask")
     if mask is not None and (mask.shape != expected[:2] or mask.dtype is not torch.bool):
         raise ValueError(
             f"built for a bool mask of shape {expected[:2]}, called with {tuple(mask.shape)} of {mask.dtype}"

@@ -5,6 +5,7 @@ Compiled at first use with the C compiler Triton needs for its own launches, and
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -27,10 +28,12 @@ typedef struct {
   launch_t launch;
   void *function;
   unsigned grid, threads, shared;
-  Py_ssize_t pointers;
+  Py_ssize_t pointers, count;
   uint64_t values[MOST];
-  void *parameters[MOST];
+  PyObject *enter;
 } Launcher;
+
+#define NO_CONTEXT 201  // CUDA_ERROR_INVALID_CONTEXT: this thread has not used the device yet
 
 static PyObject *launcher_call(PyObject *object, PyObject *const *arguments, size_t flags, PyObject *names) {
   Launcher *self = (Launcher *)object;
@@ -38,14 +41,29 @@ static PyObject *launcher_call(PyObject *object, PyObject *const *arguments, siz
     return PyErr_Format(PyExc_TypeError, "expected a stream and %zd addresses", self->pointers);
   uint64_t stream = PyLong_AsUnsignedLongLong(arguments[0]);
   if (stream == (uint64_t)-1 && PyErr_Occurred()) return NULL;
-  for (Py_ssize_t i = 0; i < self->pointers; i++) {
-    uint64_t address = arguments[i + 1] == Py_None ? 0 : PyLong_AsUnsignedLongLong(arguments[i + 1]);
-    if (address == (uint64_t)-1 && PyErr_Occurred()) return NULL;
-    self->values[i] = address;
+  // Copies of this call's own: other threads run while the driver waits for room in its queue.
+  uint64_t values[MOST];
+  void *parameters[MOST];
+  for (Py_ssize_t i = 0; i < self->count; i++) {
+    values[i] = self->values[i];
+    parameters[i] = &values[i];
   }
-  int status = self->launch(
-      self->function, self->grid, 1, 1, self->threads, 1, 1, self->shared, (void *)(uintptr_t)stream,
-      self->parameters, NULL);
+  for (Py_ssize_t i = 0; i < self->pointers; i++) {
+    values[i] = arguments[i + 1] == Py_None ? 0 : PyLong_AsUnsignedLongLong(arguments[i + 1]);
+    if (values[i] == (uint64_t)-1 && PyErr_Occurred()) return NULL;
+  }
+  int status = 0;
+  for (int attempt = 0; attempt < 2; attempt++) {
+    Py_BEGIN_ALLOW_THREADS;
+    status = self->launch(
+        self->function, self->grid, 1, 1, self->threads, 1, 1, self->shared, (void *)(uintptr_t)stream,
+        parameters, NULL);
+    Py_END_ALLOW_THREADS;
+    if (status != NO_CONTEXT || attempt > 0) break;
+    PyObject *entered = PyObject_CallNoArgs(self->enter);
+    if (entered == NULL) return NULL;
+    Py_DECREF(entered);
+  }
   if (status != 0) return PyErr_Format(PyExc_RuntimeError, "the driver refused the launch with status %d", status);
   Py_RETURN_NONE;
 }
@@ -54,9 +72,10 @@ static PyObject *launcher_new(PyTypeObject *type, PyObject *arguments, PyObject 
   unsigned long long entry, function;
   unsigned grid, threads, shared;
   Py_ssize_t pointers;
-  PyObject *fixed;
+  PyObject *fixed, *enter;
   if (!PyArg_ParseTuple(
-          arguments, "KKIIInO!", &entry, &function, &grid, &threads, &shared, &pointers, &PyTuple_Type, &fixed))
+          arguments, "KKIIInO!O", &entry, &function, &grid, &threads, &shared, &pointers, &PyTuple_Type, &fixed,
+          &enter))
     return NULL;
   if (pointers < 0 || pointers + PyTuple_GET_SIZE(fixed) > MOST)
     return PyErr_Format(PyExc_ValueError, "a launcher holds at most %d parameters", MOST);
@@ -69,7 +88,8 @@ static PyObject *launcher_new(PyTypeObject *type, PyObject *arguments, PyObject 
   self->threads = threads;
   self->shared = shared;
   self->pointers = pointers;
-  for (Py_ssize_t i = 0; i < MOST; i++) self->parameters[i] = &self->values[i];
+  self->count = pointers + PyTuple_GET_SIZE(fixed);
+  self->enter = Py_NewRef(enter);
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(fixed); i++) {
     self->values[pointers + i] = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(fixed, i));
     if (PyErr_Occurred()) {
@@ -80,6 +100,11 @@ static PyObject *launcher_new(PyTypeObject *type, PyObject *arguments, PyObject 
   return (PyObject *)self;
 }
 
+static void launcher_dealloc(PyObject *object) {
+  Py_XDECREF(((Launcher *)object)->enter);
+  Py_TYPE(object)->tp_free(object);
+}
+
 static PyTypeObject LauncherType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "rooflane_host.Launcher",
     .tp_basicsize = sizeof(Launcher),
@@ -87,6 +112,7 @@ static PyTypeObject LauncherType = {
     .tp_vectorcall_offset = offsetof(Launcher, call),
     .tp_call = PyVectorcall_Call,
     .tp_new = launcher_new,
+    .tp_dealloc = launcher_dealloc,
 };
 
 // Sum of an attribute that is a getter over a list of objects of one type, without looking it up on each.
@@ -124,13 +150,21 @@ PyMODINIT_FUNC PyInit_rooflane_host(void) {
 def host_module() -> Any:
     """Return the compiled module.
 
-    `Launcher(entry, function, grid, threads, shared_bytes, pointers, fixed)` binds a kernel; called with a raw stream
-    and `pointers` addresses (None is null) it launches, and raises `RuntimeError` when the driver refuses.
-    `sum_getter(objects, descriptor)` sums an integer attribute.
+    `Launcher(entry, function, grid, threads, shared_bytes, pointers, fixed, enter)` binds a kernel; called with a raw
+    stream and `pointers` addresses (None is null) it launches, and raises `RuntimeError` when the driver refuses. Where
+    the thread has no context yet, `enter()` is called and the launch tried again. `sum_getter(objects, descriptor)`
+    sums an integer attribute. Raises `RuntimeError` when no C compiler can build it.
     """
     from triton.runtime.build import compile_module_from_src
 
-    return compile_module_from_src(CODE, "rooflane_host")
+    try:
+        return compile_module_from_src(CODE, "rooflane_host")
+    except (RuntimeError, subprocess.SubprocessError, OSError) as error:
+        raise RuntimeError(
+            f"the host's part of a launch could not be compiled: {' '.join(str(error).split())[:300]}; it takes a C "
+            "compiler and Python's headers (Debian: apt-get install gcc python3-dev) and a folder that can be written "
+            "(TRITON_CACHE_DIR); rooflane doctor says what is missing"
+        ) from None
 
 
 def sum_versions(parameters: Sequence[Any]) -> int:

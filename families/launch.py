@@ -32,6 +32,11 @@ class BoundKernel:
         )
 
 
+def current_device() -> int:
+    """Return the index of the device that is current."""
+    return torch._C._cuda_getDevice()
+
+
 def raw_stream(device_index: int) -> int:
     """Return the handle of the current stream of a device."""
     return torch._C._cuda_getCurrentRawStream(device_index)

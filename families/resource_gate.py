@@ -21,12 +21,12 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as package_version
-from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from rooflane.families.resident.config import HOPPER, Room
+from rooflane.families.runtime_compiler import missing_compiler
 from rooflane.families.shipped import HopperCase, KernelCase, hopper_cases, shipped_cases
 
 RECORD = Path(__file__).parent / "resources.json"
@@ -79,7 +79,7 @@ def nvrtc_version() -> str | None:
         version = package_version("nvidia-cuda-nvrtc")
     except PackageNotFoundError:
         return None
-    return f"nvrtc {version}" if find_spec("cuda") and find_spec("cuda.bindings") else None
+    return None if missing_compiler() else f"nvrtc {version}"
 
 
 def measure(case: KernelCase, architecture: Architecture) -> Resources:
@@ -187,7 +187,7 @@ def compare(recorded: dict[str, dict[str, int]], measured: dict[str, Resources])
 
 
 def measure_all(cases: Iterable[str] | None = None) -> dict[str, Resources]:
-    """Compile what ships of Triton for every architecture, two at a time; `cases` picks kernels by name."""
+    """Compile what ships of Triton for every architecture, a core each; `cases` picks kernels by name."""
     jobs = [
         (case.name, index)
         for index, architecture in enumerate(ARCHITECTURES)
@@ -200,7 +200,7 @@ def measure_all(cases: Iterable[str] | None = None) -> dict[str, Resources]:
 
 
 def measure_all_hopper() -> dict[str, Resources]:
-    """Compile what ships of CUDA C++, two at a time."""
+    """Compile what ships of CUDA C++, a core each."""
     cases = list(hopper_cases())
     names = [f"{case.name} | sm_{HOPPER_ARCHITECTURE.number}" for case in cases]
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:

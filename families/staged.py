@@ -90,6 +90,8 @@ class StreamGuard:
     def enter(self, stream: int) -> None:
         """Note that the shared memory is now used on `stream`."""
         if stream != self._last:
+            if torch.cuda.is_current_stream_capturing():
+                return  # the caller's own graph: nothing outside it may be awaited, and whoever captures has waited
             if self._last is not None:
                 last = torch.cuda.ExternalStream(self._last, device=self._device)
                 torch.cuda.current_stream(self._device).wait_stream(last)

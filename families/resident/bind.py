@@ -51,7 +51,8 @@ class Binder:
         kernel = self._bound(function, (x, mask, out, *held, *sizes))
         fixed = (*(tensor.data_ptr() for tensor in held), *sizes)
 
-        def launch(stream: int, x: Tensor, mask: Tensor | None, out: Tensor) -> None:
+        def launch(stream: int, x: Tensor, mask: Tensor | None, out: Tensor, _held: object = held) -> None:
+            # `_held` keeps alive what the kernel knows by address alone.
             kernel(stream, x.data_ptr(), None if mask is None else mask.data_ptr(), out.data_ptr(), *fixed)
 
         return launch

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +13,13 @@ from rooflane.families.bound import BoundForward
 from rooflane.families.door import operand_dtype
 from rooflane.families.resident.bind import Binder
 from rooflane.families.resident.choice import choose
-from rooflane.families.resident.config import HOPPER, WARPGROUP_CAPABILITY, ResidentConfig, Room
+from rooflane.families.resident.config import HOPPER, ResidentConfig, Room
 from rooflane.families.resident.hopper.bind import HopperBinder
 from rooflane.families.resident.hopper.pack import pack_hopper
 from rooflane.families.resident.hopper.plan import HopperPlan
 from rooflane.families.resident.layout import layout_of
 from rooflane.families.resident.pack import pack_resident
+from rooflane.families.runtime_compiler import CAPABILITY, missing_compiler
 from rooflane.families.weights import PackedWeights
 from rooflane.shapes import Shape
 
@@ -40,7 +41,14 @@ def room_of(device: torch.device) -> Room:
     if device.type != "cuda":
         return replace(HOPPER, warpgroups=False)
     properties = torch.cuda.get_device_properties(device)
-    hopper = (properties.major, properties.minor) == WARPGROUP_CAPABILITY and _has_compiler()
+    hopper = (properties.major, properties.minor) == CAPABILITY
+    if hopper and (reason := missing_compiler()):
+        warnings.warn(
+            f"this GPU has kernels in CUDA C++ that cannot be compiled ({reason}); Triton's run in their place. "
+            "pip install 'rooflane[hopper]' brings the compiler",
+            stacklevel=2,
+        )
+        hopper = False
     return Room(properties.multi_processor_count, properties.shared_memory_per_block_optin, hopper)
 
 
@@ -61,8 +69,3 @@ def build_hopper(
     weights = PackedWeights(model, lambda source: pack_hopper(source, plan, operands))
     binder = HopperBinder(plan, weights.tensors, operands, model.final_norm.eps, units)
     return BoundForward(binder, weights, plan.shape, device)
-
-
-def _has_compiler() -> bool:
-    """Tell whether the bindings of NVRTC and the driver are installed, as builds of torch for CUDA 13 ask for."""
-    return find_spec("cuda") is not None and find_spec("cuda.bindings") is not None

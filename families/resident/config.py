@@ -26,7 +26,6 @@ class Room:
 
 
 HOPPER = Room(132, 227 * 1024, True)  # the H200 the configurations were measured on
-WARPGROUP_CAPABILITY = (9, 0)
 
 
 @dataclass(frozen=True)

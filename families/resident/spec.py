@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from rooflane.families.lean_cost import HALF, SINGLE, operand_name, weight_elements
 from rooflane.families.resident.choice import choose
-from rooflane.families.resident.config import WARPGROUP_CAPABILITY, ResidentConfig, Room
+from rooflane.families.resident.config import ResidentConfig, Room
 from rooflane.families.resident.hopper.plan import BAND, RowblockPlan, WarpgroupPlan
 from rooflane.families.resident.layout import layout_of, padded
 from rooflane.families.resident.sizes import programs, scratch_bytes
+from rooflane.families.runtime_compiler import CAPABILITY
 from rooflane.families.spec import Limits
 from rooflane.shapes import Shape
 
@@ -83,7 +84,7 @@ class Resident:
 
 
 def _room(profile: Limits) -> Room:
-    return Room(profile.units, profile.shared_memory_bytes, profile.capability == WARPGROUP_CAPABILITY)
+    return Room(profile.units, profile.shared_memory_bytes, profile.capability == CAPABILITY)
 
 
 def _held_bytes(shape: Shape, profile: Limits) -> int:

@@ -29,7 +29,7 @@ def test_memory_is_unpinned_before_it_goes(descriptor, monkeypatch):
     """The runtime refuses to pin an address that is still pinned, and a new mapping may get an old one's."""
     calls = []
     runtime = SimpleNamespace(
-        cudaHostRegister=lambda address, size, flags: calls.append(("pin", address, size)),
+        cudaHostRegister=lambda address, size, flags: calls.append(("pin", address, size)) or 0,
         cudaHostUnregister=lambda address: calls.append(("unpin", address)),
     )
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)

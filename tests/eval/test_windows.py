@@ -39,3 +39,17 @@ def test_every_call_but_the_empty_one_is_followed_by_a_pause(arm, pauses):
     assert windows.go() == {}
     assert len(clock.pauses) == pauses and all(ticks > 0 for ticks in clock.pauses)
     assert len(windows.finish()["event_ns"]) == 3
+
+
+def test_the_empty_call_leaves_the_other_arms_pause_alone():
+    """A look without a pause behind it takes less: taken for one with, it would shorten the next window's pause."""
+    subject = SimpleNamespace(
+        shape=Shape("a", 2, 4, 16, 2, 16, 1), device=torch.device("cpu"),
+        arms={name: SimpleNamespace(forward=lambda x, mask: x.clone()) for name in ("eager", NOOP)},
+    )  # fmt: skip
+    windows = Windows(subject, PausingClock())
+    for arm in ("eager", NOOP):
+        before = windows._look_ns
+        windows.prepare(arm, seed=1, calls=3, lead=0, mark_seed=2)
+        windows.go()
+    assert windows._look_ns == before

@@ -10,7 +10,7 @@ import torch
 from rooflane.baseline import build_baseline, config_of, generate_random_case
 from rooflane.families import get_family
 from rooflane.families.chunked.spec import chunk_plan
-from rooflane.families.door import aligned
+from rooflane.families.door import aligned, check_call
 from rooflane.shapes import Shape
 
 # Worst error against float64: float32 rounding on a CPU, one half-precision rounding per operand on CUDA; the half
@@ -160,3 +160,11 @@ def test_another_stream_sees_its_own_result(device, make_case, name):
             torch.cuda.synchronize()
             assert (second.double() - expected).abs().max() <= 8e-3
             assert torch.equal(first, forward(other, mask))
+
+
+def test_a_mask_on_another_device_is_refused():
+    """A bound launch would hand the device an address that is not its own."""
+    shape = Shape("a", 2, 4, 16, 2, 16, 1)
+    x, mask = torch.zeros(2, 4, 16), torch.ones(2, 4, dtype=torch.bool, device="meta")
+    with pytest.raises(ValueError, match=r"x is on cpu, the mask on meta; move the mask"):
+        check_call(x, mask, shape)

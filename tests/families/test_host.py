@@ -45,8 +45,24 @@ class StandIn:
         self._kept = DRIVER(launch)
         self.entry = ctypes.cast(self._kept, ctypes.c_void_p).value
 
-    def launcher(self, pointers: int = POINTERS, fixed: tuple[int, ...] = FIXED):
-        return host_module().Launcher(self.entry, FUNCTION, 132, 256, 217600, pointers, fixed)
+    def launcher(self, pointers: int = POINTERS, fixed: tuple[int, ...] = FIXED, enter=lambda: None):
+        return host_module().Launcher(self.entry, FUNCTION, 132, 256, 217600, pointers, fixed, enter)
+
+
+def test_a_thread_without_a_context_enters_one_and_launches_again():
+    driver, entered = StandIn(status=201), []
+    launch = driver.launcher(enter=lambda: entered.append(len(driver.calls)))
+    with pytest.raises(RuntimeError, match="status 201"):
+        launch(STREAM, 1, 2, 3)
+    assert entered == [1] and len(driver.calls) == 2, "once, and the second refusal is told"
+
+
+def test_what_entering_raises_is_told():
+    def enter():
+        raise RuntimeError("no such device")
+
+    with pytest.raises(RuntimeError, match="no such device"):
+        StandIn(status=201).launcher(enter=enter)(STREAM, 1, 2, 3)
 
 
 def test_a_launch_hands_the_driver_its_bits():

@@ -104,7 +104,9 @@ def test_every_shipped_shape_launches_a_recorded_hopper_kernel():
     record = json.loads(resource_gate.RECORD.read_text())
     names = {f"{case.name} | sm_90" for case in hopper_cases()}
     assert len(names) == len(list(hopper_cases())) > 10, "names are unique"
-    for version in [version for version in record if version.startswith("nvrtc")]:
+    versions = [version for version in record if version.startswith("nvrtc")]
+    assert versions
+    for version in versions:
         assert set(record[version]) == names, version
 
 

@@ -124,17 +124,10 @@ struct Stream {
     within = within + 1 == length ? 0 : within + 1;
   }
 
-  // Wait for the tile in use, or for the one behind it, and return its address.
+  // Wait for the tile in use and return its address.
   __device__ __forceinline__ u32 current() {
     barrier_wait(full + slot * 8, phase);
     return tiles + slot * TILE_BYTES;
-  }
-
-  __device__ __forceinline__ u32 following() {
-    bool wraps = slot + 1 == STAGES;
-    u32 next = wraps ? 0 : slot + 1;
-    barrier_wait(full + next * 8, wraps ? phase ^ 1 : phase);
-    return tiles + next * TILE_BYTES;
   }
 
   // Say that this warp has used the tile.

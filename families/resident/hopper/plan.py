@@ -38,11 +38,6 @@ class WarpgroupPlan:
         return -(-self.shape.ffn_dim // self.shape.d_model) * self.shape.d_model
 
     @property
-    def bias_floats(self) -> int:
-        """Floats behind the operands of a tile: none, biases lie by themselves."""
-        return 0
-
-    @property
     def tile_bytes(self) -> int:
         """Bytes of a weight tile: half of a product's columns."""
         return self.shape.d_model // 2 * self.shape.d_model * HALF
@@ -226,5 +221,7 @@ def warpgroup_plan(shape: Shape, units: int) -> WarpgroupPlan | None:
 def rowblock_plan(shape: Shape, units: int) -> RowblockPlan | None:
     """Return the plan for a causal shape of at most a block of rows a multiprocessor, None for others."""
     plan = RowblockPlan(shape)
+    if plan.blocks > MOST_BLOCKS:
+        return None
     fits = shape.causal and shape.head_dim in (16, 32, 64) and shape.seq_len > ROWS and plan.programs(units) <= units
     return plan if fits else None

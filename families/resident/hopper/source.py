@@ -57,7 +57,7 @@ def warpgroup_source(sizes: dict[str, int]) -> str:
     """Return the translation unit of the warpgroup kernel for compile-time sizes (see warpgroup_steps.py)."""
     half, context = sizes["D"] // 2, sizes["HD"]
     if sizes["HEADS"] % 2:
-        context = -(-context // 16) * 8
+        context //= 2
     dtype = "bf16" if sizes["BF16"] else "f16"
     products = DECLARATIONS + _product(PRODUCT, context, dtype)
     products += "".join(_product(PRODUCT_SHARED, n, dtype) for n in sorted({half, ROWS}))

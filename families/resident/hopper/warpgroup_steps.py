@@ -28,7 +28,8 @@ constexpr int OPERAND_BYTES = BAND * D * 2;
 constexpr int AHEAD = STAGES - 1;  // tiles asked for before their use; one slot is what a band may lead by
 constexpr int SEQUENCE_ROWS = BAND / GROUP;
 constexpr bool SHARED_HEADS = HEADS % 2 != 0;  // the twins take every head together, each half of its values
-constexpr int CONTEXT = SHARED_HEADS ? (HD / 2 + 7) / 8 * 8 : HD;  // columns of a head's context a warpgroup computes
+constexpr int CONTEXT = SHARED_HEADS ? HD / 2 : HD;  // columns of a head's context a warpgroup computes
+static_assert(HALF % 8 == 0 && HD % 8 == 0 && CONTEXT % 8 == 0, "a product takes eight columns at a time");
 """
 
 WARPGROUP_OPERAND = r"""

@@ -221,6 +221,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) resident_warpgroups(
         if (rows[half].inside) to[j * 4] = rows[half].valid ? narrow(left, right) : narrow(0.0f, 0.0f);
       }
     }
+    sync_band(place);  // the twin has read these moments before the next step's are written
   }
   if (SPANS && CAUSAL && place.band == 0) await_free_keys(place);
 }
