@@ -30,7 +30,8 @@ class BoundForward:
         self._bind = bind
         self._weights = weights
         self._shape = shape
-        self._index = device.index or 0
+        # Where the weights lie: "cuda" without a number names whatever device is current.
+        self._index = next(iter(weights.tensors.values())).device.index or 0
         self._guard = StreamGuard(device)
         self._launches: dict[bool, Launch] = {}
 
