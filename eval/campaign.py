@@ -130,6 +130,7 @@ def evaluate(
 def resume(folder: str | Path, *, on_event: Callable[[Event], None] | None = None) -> Run:
     """Go on with a run: rows that are there stay and are not measured again; the missing ones are added."""
     run = open_run(folder)
+    resolve_device(run.meta.device)
     with campaign_lock(device_key(run.meta.device), run.meta.id):
         run.resume()
         return Campaign(run, on_event).run_all()

@@ -23,7 +23,9 @@ def load_shapes(path: str | Path) -> list[Shape]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise ShapeError(f"{path}: no such shape file; published.csv and neighbours.csv ship in shapes/") from None
+        raise ShapeError(
+            f"{path}: no such shape file; those that ship go by their bare names, published.csv and neighbours.csv"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ShapeError(f"{path}: cannot be read as a shape file ({error}); it must be a UTF-8 CSV file") from None
     reader = csv.DictReader(text.splitlines(), restkey="surplus", skipinitialspace=True)

@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from rooflane.eval import cli
+from rooflane.eval import EvaluationError, cli, resume
 from rooflane.eval.exit_codes import ExitCode
 
 ROOT = Path(__file__).parents[1]
@@ -147,3 +148,9 @@ def test_a_plugin_marker_with_a_negative_tolerance(folder):
     told = [line for line in done.stdout.splitlines() if "@pytest.mark.rooflane atol is -1" in line]
     assert told and "a tolerance is a finite number of at least 0" in told[0]
     assert "Traceback" not in done.stdout
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU can go on with a GPU's run")
+def test_a_gpus_run_cannot_go_on_without_one():
+    with pytest.raises(EvaluationError, match="device cuda was asked for"):
+        resume(RECORD)
