@@ -6,7 +6,7 @@ Compiled at first use with the C compiler Triton needs for its own launches, and
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -167,8 +167,10 @@ def host_module() -> Any:
         ) from None
 
 
-def sum_versions(parameters: Sequence[Any]) -> int:
-    """Return the sum of the parameters' versions: about 20 ns each."""
+@cache
+def version_sum() -> Callable[[list[Any]], int]:
+    """Return a function that sums the versions of a list of parameters, its parts looked up once."""
     from torch._C import TensorBase
 
-    return host_module().sum_getter(parameters, TensorBase.__dict__["_version"])
+    getter, add = TensorBase.__dict__["_version"], host_module().sum_getter
+    return lambda parameters: add(parameters, getter)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+
 import pytest
 import torch
 from torch.nn.functional import gelu, layer_norm
 
+import rooflane.families.resident.parts as parts_module
 from rooflane.families.resident.hopper.pack import pack_hopper
-from rooflane.families.resident.hopper.plan import rowblock_plan, warpgroup_plan
+from rooflane.families.resident.hopper.parts import PARTS
+from rooflane.families.resident.hopper.plan import RowblockPlan, rowblock_plan, warpgroup_plan
 from rooflane.shapes import Shape
 
 H200_UNITS = 132
@@ -37,6 +42,14 @@ class Tiles:
         return self._index == self._halves.shape[1]
 
 
+def attend(q, k, v, heads, seen):
+    """Return the context of `[B, S, D]` queries that hold the scale and log2(e), `heads` being (count, width)."""
+    q, k, v = (part.unflatten(-1, heads).transpose(1, 2) for part in (q, k, v))
+    scores = (q @ k.transpose(2, 3)).masked_fill(~seen, -1e30)
+    weights = torch.exp2(scores - scores.amax(-1, keepdim=True))
+    return ((weights / weights.sum(-1, keepdim=True)) @ v).transpose(1, 2).flatten(2)
+
+
 def walk(packed, plan, x, mask, eps):
     """Compute the forward from the packed tensors alone, in the kernel's order, in float64."""
     shape, tiles, floats = plan.shape, Tiles(packed, plan), packed["floats"].double()
@@ -51,10 +64,7 @@ def walk(packed, plan, x, mask, eps):
         a = layer_norm(x, (d,), eps=eps)
         k, v = a @ tiles.next().t(), a @ tiles.next().t()
         q = a @ tiles.next().t() + q_bias
-        q, k, v = (part.unflatten(-1, heads).transpose(1, 2) for part in (q, k, v))
-        scores = (q @ k.transpose(2, 3)).masked_fill(~seen, -1e30)
-        context = (torch.softmax(scores * 0.6931471805599453, dim=-1) @ v).transpose(1, 2).flatten(2)
-        x = x + context @ tiles.next().t() + out_bias
+        x = x + attend(q, k, v, heads, seen) @ tiles.next().t() + out_bias
         a = layer_norm(x, (d,), eps=eps)
         x = x + ffn_out_bias
         for start in range(0, plan.ffn, d):
@@ -122,27 +132,22 @@ def walk_rowblocks(packed, plan, x, mask, eps):
     x = x.double()
     seen = mask[:, None, None, :] & torch.ones(shape.seq_len, shape.seq_len, dtype=torch.bool).tril()
     for _ in range(shape.num_layers):
-        a = torch.nn.functional.layer_norm(x, (d,), eps=eps)
+        a = layer_norm(x, (d,), eps=eps)
         (key, none), (value, no_more) = tiles.next(), tiles.next()
         assert not none.any() and not no_more.any()
         query, query_bias = tiles.next()
-        split = [
-            t.unflatten(-1, (shape.num_heads, shape.head_dim)).transpose(1, 2)
-            for t in (a @ query.t() + query_bias, a @ key.t(), a @ value.t())
-        ]
-        scores = (split[0] @ split[1].transpose(2, 3)).masked_fill(~seen, -1e30)
-        weights = torch.exp2(scores - scores.amax(-1, keepdim=True))
-        context = ((weights / weights.sum(-1, keepdim=True)) @ split[2]).transpose(1, 2).flatten(2)
+        heads = (shape.num_heads, shape.head_dim)
+        context = attend(a @ query.t() + query_bias, a @ key.t(), a @ value.t(), heads, seen)
         out, out_bias = tiles.next()
         x = x + context @ out.t() + out_bias
-        a = torch.nn.functional.layer_norm(x, (d,), eps=eps)
+        a = layer_norm(x, (d,), eps=eps)
         for start in range(0, plan.ffn, d):
             (w1, b1), (w2, b2) = tiles.next(), tiles.next()
             assert start == 0 or not b2.any()
-            x = x + torch.nn.functional.gelu(a @ w1.t() + b1) @ w2.t() + b2
+            x = x + gelu(a @ w1.t() + b1) @ w2.t() + b2
     assert tiles.used_up
     scale, shift = packed["floats"].double().view(2, d)
-    return (torch.nn.functional.layer_norm(x, (d,), eps=eps) * scale + shift).masked_fill(~mask[..., None], 0.0)
+    return (layer_norm(x, (d,), eps=eps) * scale + shift).masked_fill(~mask[..., None], 0.0)
 
 
 ROWBLOCK_CASES = [
@@ -171,7 +176,14 @@ def test_bfloat16_operands_hold_the_model_as_closely_as_they_can(make_case, plan
     model, _, _, _ = make_case(shape, 5, "none")
     plan = plan_of(shape, H200_UNITS)
     half, brain = (pack_hopper(model, plan, dtype)["tiles"].view(-1, plan.tile_bytes) for dtype in BOTH)
-    operands = plan.tile_bytes - 4 * getattr(plan, "bias_floats", 0)
+    operands = plan.tile_bytes - (4 * plan.bias_floats if isinstance(plan, RowblockPlan) else 0)
     assert torch.equal(half[:, operands:], brain[:, operands:]), "biases are float32 whatever the operands"
     halves, brains = half[:, :operands].view(torch.float16).double(), brain[:, :operands].view(torch.bfloat16).double()
     assert ((halves - brains).abs() <= halves.abs() * 2**-8 + 2**-24).all()
+
+
+def test_both_languages_have_one_gelu():
+    """The polynomial stands in Triton and in CUDA C++: the same coefficients, highest power first."""
+    triton_text, cuda_text = inspect.getsource(parts_module), PARTS
+    numbers = [re.findall(r"-?\d\.\d{6,}e-\d+", text) for text in (triton_text, cuda_text)]
+    assert numbers[0] == numbers[1] and len(numbers[0]) == 7

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from rooflane.families.cuda_kernel import parameter_bits
-from rooflane.families.host import host_module, sum_versions
+from rooflane.families.host import host_module, version_sum
 
 HEADER = Path(sysconfig.get_paths()["include"]) / "Python.h"
 pytestmark = pytest.mark.skipif(
@@ -135,18 +135,18 @@ def test_versions_sum_as_pythons_do():
         with torch.no_grad():
             parameters[change].add_(1.0)
             parameters[0].mul_(2.0)
-        sums.append(sum_versions(parameters))
+        sums.append(version_sum()(parameters))
         assert sums[-1] == sum(parameter._version for parameter in parameters)
     assert sums == sorted(set(sums)), "every change is seen"
-    assert sum_versions([]) == 0
+    assert version_sum()([]) == 0
 
 
 def test_a_sum_over_something_else_is_refused():
     with pytest.raises(TypeError, match="no such getter"):
-        sum_versions([torch.zeros(1), 3])
+        version_sum()([torch.zeros(1), 3])
     with pytest.raises(TypeError, match="a list"):
-        sum_versions((torch.zeros(1),))
+        version_sum()((torch.zeros(1),))
     with pytest.raises(TypeError, match="descriptor"):
         host_module().sum_getter([], 3)
     with torch.inference_mode(), pytest.raises(RuntimeError, match="version counter"):
-        sum_versions([torch.zeros(1)])
+        version_sum()([torch.zeros(1)])

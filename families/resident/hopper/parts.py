@@ -97,7 +97,7 @@ __device__ __forceinline__ float quad_max(float x) {
   return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
 }
 
-// x Phi(x), Phi by a polynomial in x^2 cut to [0, 1]: the one of parts.py, with its error.
+// x Phi(x), Phi by a polynomial in x^2 cut to [0, 1]: that of the Triton kernels (families/resident/parts.py).
 __device__ __forceinline__ float gelu(float x) {
   float square = x * x;
   float slope = 4.312710527333037e-08f;
@@ -139,6 +139,7 @@ struct Stream {
     if (wraps) phase ^= 1;
   }
 };
+
 #if IO == 0
 typedef float io_t;
 typedef float2 io2_t;

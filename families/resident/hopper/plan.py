@@ -18,24 +18,42 @@ IO_KINDS = {"float32": 0, "float16": 1, "bfloat16": 2}
 
 
 @dataclass(frozen=True)
-class WarpgroupPlan:
+class _Plan:
+    """What both kernels are told of a shape."""
+
+    shape: Shape
+
+    @property
+    def ffn(self) -> int:
+        """Hidden columns, zeros behind ffn_dim."""
+        return -(-self.shape.ffn_dim // self.shape.d_model) * self.shape.d_model
+
+    def _constants(self, masked: bool, bfloat16: bool) -> dict[str, int]:
+        """Return the compile-time sizes that both kernels have."""
+        return {
+            "D": self.shape.d_model,
+            "HEADS": self.shape.num_heads,
+            "HD": self.shape.head_dim,
+            "FFN": self.ffn,
+            "MASKED": int(masked),
+            "BF16": int(bfloat16),
+            "IO": IO_KINDS[self.shape.dtype],
+        }
+
+
+@dataclass(frozen=True)
+class WarpgroupPlan(_Plan):
     """Sizes of one warpgroup forward: a program holds two bands of 64 rows.
 
     A sequence of more than 64 tokens spans both; of shorter ones each band holds `group`.
     """
 
-    shape: Shape
     group: int
 
     @property
     def spans(self) -> bool:
         """Whether a sequence takes both bands."""
         return self.shape.seq_len > BAND
-
-    @property
-    def ffn(self) -> int:
-        """Hidden columns, zeros behind ffn_dim."""
-        return -(-self.shape.ffn_dim // self.shape.d_model) * self.shape.d_model
 
     @property
     def tile_bytes(self) -> int:
@@ -101,31 +119,14 @@ class WarpgroupPlan:
 
     def constants(self, masked: bool, bfloat16: bool) -> dict[str, int]:
         """Return the kernel's compile-time sizes."""
-        return {
-            "D": self.shape.d_model,
-            "HEADS": self.shape.num_heads,
-            "HD": self.shape.head_dim,
-            "FFN": self.ffn,
-            "SPANS": int(self.spans),
-            "GROUP": self.group,
-            "CAUSAL": int(self.shape.causal),
-            "MASKED": int(masked),
-            "STAGES": self.stages,
-            "BF16": int(bfloat16),
-            "IO": IO_KINDS[self.shape.dtype],
-        }
+        spans, causal = int(self.spans), int(self.shape.causal)
+        own = {"SPANS": spans, "GROUP": self.group, "CAUSAL": causal, "STAGES": self.stages}
+        return self._constants(masked, bfloat16) | own
 
 
 @dataclass(frozen=True)
-class RowblockPlan:
+class RowblockPlan(_Plan):
     """Sizes of one row-block forward: a program for every 16 rows of a sequence."""
-
-    shape: Shape
-
-    @property
-    def ffn(self) -> int:
-        """Hidden columns, zeros behind ffn_dim."""
-        return -(-self.shape.ffn_dim // self.shape.d_model) * self.shape.d_model
 
     @property
     def bias_floats(self) -> int:
@@ -182,7 +183,7 @@ class RowblockPlan:
     @property
     def scratch_words(self) -> int:
         """32-bit words of keys and values that pass between programs, each layer its own."""
-        return self.shape.num_layers * self.programs(0) * ROWS * self.shape.d_model
+        return self.shape.num_layers * self.shape.batch_size * self.blocks * ROWS * self.shape.d_model
 
     @property
     def flags(self) -> int:
@@ -191,16 +192,7 @@ class RowblockPlan:
 
     def constants(self, masked: bool, bfloat16: bool) -> dict[str, int]:
         """Return the kernel's compile-time sizes."""
-        return {
-            "D": self.shape.d_model,
-            "HEADS": self.shape.num_heads,
-            "HD": self.shape.head_dim,
-            "FFN": self.ffn,
-            "MASKED": int(masked),
-            "STAGES": self.stages,
-            "BF16": int(bfloat16),
-            "IO": IO_KINDS[self.shape.dtype],
-        }
+        return self._constants(masked, bfloat16) | {"STAGES": self.stages}
 
 
 HopperPlan = WarpgroupPlan | RowblockPlan

@@ -134,7 +134,7 @@ __device__ __forceinline__ void normalise(
   for (int i = 0; i < HALF / 2; i++) y[i] = (x[i] - mean[i / 2 % 2]) * scale[i / 2 % 2];
 }
 
-// Context of one head over `blocks` bands of keys from the first on: rows at `q`, values from column core `core` on.
+// Context of one head over `blocks` bands of keys: its queries, keys and values in shared memory from `q` and so on.
 // `visible` holds a bit a key for the thread's two rows, `whole` a bit a band that the warp's rows all see in full.
 // Bands are taken with a running top, so that both of a causal sequence run the same instructions.
 __device__ __forceinline__ void attend(
