@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rooflane.families.door import aligned, check_call
+from rooflane.families.door import DTYPES, aligned, check_call
+from rooflane.families.host import host_module
 from rooflane.families.launch import current_device, raw_stream
 from rooflane.families.staged import StreamGuard
 from rooflane.families.weights import PackedWeights
@@ -15,6 +17,18 @@ from rooflane.shapes import Shape
 
 # (stream, x, mask, out): submit one call's work on a raw stream.
 Launch = Callable[[int, Tensor, Tensor | None, Tensor], None]
+
+
+def bound_forward(
+    bind: Callable[[Tensor, Tensor | None, Tensor], Launch],
+    weights: PackedWeights,
+    shape: Shape,
+    device: torch.device,
+) -> Callable[[Tensor, Tensor | None], Tensor]:
+    """Return `(x [B, S, D], mask [B, S] or None) -> [B, S, D]`, its common calls in C++ where that can be compiled."""
+    forward = BoundForward(bind, weights, shape, device)
+    module = host_module()
+    return forward if module is None else forward.in_cpp(module)
 
 
 class BoundForward:
@@ -34,6 +48,22 @@ class BoundForward:
         self._index = next(iter(weights.tensors.values())).device.index or 0
         self._guard = StreamGuard(device)
         self._launches: dict[bool, Launch] = {}
+
+    def in_cpp(self, module: Any) -> Callable[[Tensor, Tensor | None], Tensor]:
+        """Return this forward behind a call in C++, which hands on what is not bound yet and what is no plain call."""
+        weight, shape = next(iter(self._weights.tensors.values())), self._shape
+        return module.Call(
+            self,
+            self._launches,
+            current_device,
+            raw_stream,
+            self._guard.enter,
+            self._weights.refresh,
+            weight.device,
+            self._index,
+            DTYPES[shape.dtype],
+            (shape.batch_size, shape.seq_len, shape.d_model),
+        )
 
     def __call__(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         if current_device() != self._index:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rooflane.families.bound import BoundForward, Launch
+from rooflane.families.bound import Launch, bound_forward
 from rooflane.families.lean import lean_sum
 from rooflane.families.pointwise.pointwise import bind_add_norm
 from rooflane.families.staged import StagedGraph
@@ -21,7 +21,7 @@ def capture_lean(
     shape: Shape,
     device: torch.device,
     eps: float,
-) -> BoundForward:
+) -> Callable[[Tensor, Tensor | None], Tensor]:
     """Return a forward that replays `body` from a graph captured at the first call."""
 
     def bind(x: Tensor, mask: Tensor | None, out: Tensor) -> Launch:
@@ -43,4 +43,4 @@ def capture_lean(
 
         return launch
 
-    return BoundForward(bind, weights, shape, device)
+    return bound_forward(bind, weights, shape, device)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rooflane.families.host import host_module
+from rooflane.families.host import PythonLauncher, host_module
 
 # Compiler options that decide the code; part of the cache key.
 OPTIONS = ("--std=c++17",)
@@ -77,17 +77,19 @@ def load_kernel(
     shared_bytes: int,
     fixed: Sequence[Tensor | int | float],
     device: torch.device,
-) -> Callable[..., None]:
-    """Load a kernel and return `launch(stream, x address, mask address or None, output address)`.
+) -> Callable[[int, Tensor, Tensor | None, Tensor], None]:
+    """Load a kernel and return `launch(stream, x, mask, out)`.
 
-    `fixed` are the parameters behind those three: tensors stand for their addresses and must outlive the launch; int
-    and float are 32 bits wide. Raises `RuntimeError` when the driver refuses the code or the shared memory.
+    `fixed` are the parameters behind those three: tensors stand for their addresses and are kept alive with the launch;
+    int and float are 32 bits wide. Raises `RuntimeError` when the driver refuses the code or the shared memory.
     """
-    enter = partial(torch.cuda.set_device, device.index or 0)
-    function = _function(cubin, name, shared_bytes, device.index or 0)
+    index = device.index or 0
+    function = _function(cubin, name, shared_bytes, index)
     entry = ctypes.cast(ctypes.CDLL("libcuda.so.1").cuLaunchKernel, ctypes.c_void_p).value
-    values = tuple(map(parameter_bits, fixed))
-    return host_module().Launcher(entry, function, grid, threads, shared_bytes, 3, values, enter)
+    module = host_module()
+    launcher = PythonLauncher if module is None else module.Launcher
+    bits = tuple(map(parameter_bits, fixed))
+    return launcher(entry, function, grid, threads, shared_bytes, bits, partial(torch.cuda.set_device, index), fixed)
 
 
 @cache

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from rooflane.families.bound import BoundForward
+from rooflane.families.bound import bound_forward
 from rooflane.families.door import operand_dtype
 from rooflane.families.resident.bind import Binder
 from rooflane.families.resident.choice import choose
@@ -54,18 +54,18 @@ def room_of(device: torch.device) -> Room:
 
 def build_configured(
     model: nn.Module, shape: Shape, device: torch.device, operands: torch.dtype, config: ResidentConfig
-) -> BoundForward:
+) -> Callable[[Tensor, Tensor | None], Tensor]:
     """Return the forward of one Triton configuration."""
     layout = layout_of(shape, config.ffn_tile, config.pack)
     weights = PackedWeights(model, lambda source: pack_resident(source, layout, operands))
     binder = Binder(shape, layout, config, weights.tensors, model.final_norm.eps)
-    return BoundForward(binder, weights, shape, device)
+    return bound_forward(binder, weights, shape, device)
 
 
 def build_hopper(
     model: nn.Module, device: torch.device, operands: torch.dtype, plan: HopperPlan, units: int
-) -> BoundForward:
+) -> Callable[[Tensor, Tensor | None], Tensor]:
     """Return the forward of one Hopper plan on a device of so many multiprocessors."""
     weights = PackedWeights(model, lambda source: pack_hopper(source, plan, operands))
     binder = HopperBinder(plan, weights.tensors, operands, model.final_norm.eps, units)
-    return BoundForward(binder, weights, plan.shape, device)
+    return bound_forward(binder, weights, plan.shape, device)

@@ -90,7 +90,7 @@ def test_sparse_arms_stand_in_every_third_block_and_the_rest_in_each():
 
 
 @pytest.mark.slow
-def test_a_long_run_times_its_controls_in_every_third_block_and_reports_them(tmp_path):
+def test_a_long_run_times_its_controls_in_every_third_block_and_reports_them(tmp_path, quiet_host):
     shape = Shape("a", 2, 8, 16, 2, 16, 1)
     settings = {"device": "cpu", "profile": "cpu", "controls": ("identity", "sdpa"), "budget_s": 0.05}
     run = evaluate([shape], "chunked", processes=2, rounds=6, runs_dir=tmp_path, **settings)

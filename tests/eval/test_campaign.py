@@ -55,7 +55,7 @@ def arms_of(*candidates):
 
 
 @pytest.mark.slow
-def test_every_row_is_written_with_its_measurement(tmp_path):
+def test_every_row_is_written_with_its_measurement(tmp_path, quiet_host):
     events = []
     mine = candidate(tmp_path, "mine", "return model(x, mask)")
     run = evaluate([A, B], mine, processes=2, runs_dir=tmp_path / "runs", on_event=events.append, **FAST)
@@ -209,7 +209,7 @@ def test_a_torn_batch_is_measured_again_and_a_whole_one_is_not(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_does_not_fit_is_measured_against_the_chunked_reference(tmp_path):
+def test_what_does_not_fit_is_measured_against_the_chunked_reference(tmp_path, quiet_host):
     shape = Shape("o", 3, 512, 16, 2, 16, 1, causal=True)
     settings = FAST | {"memory_cap_bytes": 3_500_000}
     run = evaluate([shape], ["chunked"], processes=2, runs_dir=tmp_path / "runs", **settings)

@@ -1,13 +1,16 @@
-"""What the family tests share: the device (CUDA, else the CPU with Triton interpreted) and a float64 oracle."""
+"""What the family tests share: the device (CUDA, else the CPU with Triton interpreted), a float64 oracle, a driver."""
 
 from __future__ import annotations
 
 import copy
+import ctypes
 
 import pytest
 import torch
 
 from rooflane.baseline import BaselineTransformer, build_baseline, config_of, generate_random_case, torch_dtype
+from rooflane.families.cuda_kernel import parameter_bits
+from rooflane.families.host import SIZES, PythonLauncher
 from rooflane.shapes import Shape
 
 
@@ -44,3 +47,38 @@ def oracle(model: BaselineTransformer, x: torch.Tensor, mask: torch.Tensor | Non
     """Return the reference output in float64."""
     with torch.inference_mode():
         return copy.deepcopy(model).double()(x.double(), mask)
+
+
+DRIVER = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, *SIZES, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p
+)
+
+
+class Driver:
+    """Takes the driver's place: notes what a launch was given; answers with each status in turn, the last for ever."""
+
+    FUNCTION = 0x1234_5678_9ABC
+    FIXED = (0x7F00_0000_1000, 4, parameter_bits(1e-5), 2**64 - 1)
+
+    def __init__(self, *statuses: int) -> None:
+        self.calls: list[tuple[int, tuple[int, ...], int, list[int]]] = []
+        left = list(statuses or (0,))
+
+        def launch(function, *arguments):
+            *sizes, stream, parameters, extra = arguments
+            assert extra is None
+            count = 3 + len(self.FIXED)
+            bits = [ctypes.cast(parameters[i], ctypes.POINTER(ctypes.c_uint64))[0] for i in range(count)]
+            self.calls.append((function, tuple(sizes), stream or 0, bits))
+            return left.pop(0) if len(left) > 1 else left[0]
+
+        self._kept = DRIVER(launch)
+        self.entry = ctypes.cast(self._kept, ctypes.c_void_p).value
+
+    def launcher(self, kind=PythonLauncher, fixed=FIXED, enter=lambda: None, held=None):
+        return kind(self.entry, self.FUNCTION, 132, 256, 217600, fixed, enter, held)
+
+
+@pytest.fixture
+def stand_in() -> type[Driver]:
+    return Driver

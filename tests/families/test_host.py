@@ -1,120 +1,117 @@
-"""The host's C: sums of versions against Python's, and launches through a stand-in for the driver."""
+"""The host path: launches through a stand-in for the driver, the common call against Python's own, sums of versions."""
 
 from __future__ import annotations
 
-import ctypes
+import gc
 import shutil
 import struct
 import sysconfig
+import threading
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from rooflane.families import host
 from rooflane.families.cuda_kernel import parameter_bits
-from rooflane.families.host import host_module, version_sum
+from rooflane.families.host import PythonLauncher, host_module
+from rooflane.families.weights import PackedWeights
 
 HEADER = Path(sysconfig.get_paths()["include"]) / "Python.h"
-pytestmark = pytest.mark.skipif(
-    not (HEADER.exists() and (shutil.which("cc") or shutil.which("gcc") or shutil.which("clang"))),
-    reason="needs a C compiler and Python's headers, as Triton's launches do",
+needs_compiler = pytest.mark.skipif(
+    not (HEADER.exists() and any(map(shutil.which, host.COMPILERS))), reason="needs a C++ compiler and Python's headers"
 )
-FUNCTION, STREAM = 0x1234_5678_9ABC, 0xFEDC_BA98_7654
-POINTERS, FIXED = 3, (0x7F00_0000_1000, 4, parameter_bits(1e-5), 2**64 - 1)
-SIZES = [ctypes.c_uint] * 7
-DRIVER = ctypes.CFUNCTYPE(
-    ctypes.c_int, ctypes.c_void_p, *SIZES, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p
-)
+STREAM = 0xFEDC_BA98_7654
+B, S, D = 2, 3, 8
 
 
-class StandIn:
-    """Takes the driver's place: notes what a launch was given and returns a status."""
-
-    def __init__(self, status: int = 0) -> None:
-        self.calls: list[tuple[int, tuple[int, ...], int, list[int]]] = []
-
-        def launch(function, *arguments):
-            *sizes, stream, parameters, extra = arguments
-            assert extra is None
-            count = POINTERS + len(FIXED)
-            bits = [ctypes.cast(parameters[i], ctypes.POINTER(ctypes.c_uint64))[0] for i in range(count)]
-            self.calls.append((function, tuple(sizes), stream, bits))
-            return status
-
-        self._kept = DRIVER(launch)
-        self.entry = ctypes.cast(self._kept, ctypes.c_void_p).value
-
-    def launcher(self, pointers: int = POINTERS, fixed: tuple[int, ...] = FIXED, enter=lambda: None):
-        return host_module().Launcher(self.entry, FUNCTION, 132, 256, 217600, pointers, fixed, enter)
+@pytest.fixture(params=["C++", "Python"])
+def launcher(request):
+    """Each of the two launchers."""
+    if request.param == "Python":
+        return PythonLauncher
+    if not any(map(shutil.which, host.COMPILERS)):
+        pytest.skip("needs a C++ compiler")
+    return host_module().Launcher
 
 
-def test_a_thread_without_a_context_enters_one_and_launches_again():
-    driver, entered = StandIn(status=201), []
-    launch = driver.launcher(enter=lambda: entered.append(len(driver.calls)))
-    with pytest.raises(RuntimeError, match="status 201"):
-        launch(STREAM, 1, 2, 3)
-    assert entered == [1] and len(driver.calls) == 2, "once, and the second refusal is told"
+@pytest.fixture
+def tensors():
+    return torch.ones(B, S, D), torch.ones(B, S, dtype=torch.bool), torch.zeros(B, S, D)
 
 
-def test_what_entering_raises_is_told():
-    def enter():
-        raise RuntimeError("no such device")
-
-    with pytest.raises(RuntimeError, match="no such device"):
-        StandIn(status=201).launcher(enter=enter)(STREAM, 1, 2, 3)
-
-
-def test_a_launch_hands_the_driver_its_bits():
-    driver = StandIn()
-    launch = driver.launcher()
-    assert launch(STREAM, 16, None, 2**63) is None
-    launch(0, 1, 2, 3)
+def test_a_launch_hands_the_driver_its_bits(launcher, tensors, stand_in):
+    driver = stand_in()
+    launch = driver.launcher(launcher)
+    x, mask, out = tensors
+    assert launch(STREAM, x, mask, out) is None
+    launch(0, x, None, out)
     sizes = (132, 1, 1, 256, 1, 1, 217600)
-    assert driver.calls[0] == (FUNCTION, sizes, STREAM, [16, 0, 2**63, *FIXED])
-    assert driver.calls[1] == (FUNCTION, sizes, None, [1, 2, 3, *FIXED])
+    pointers = [tensor.data_ptr() for tensor in tensors]
+    assert driver.calls[0] == (driver.FUNCTION, sizes, STREAM, [*pointers, *driver.FIXED])
+    assert driver.calls[1] == (driver.FUNCTION, sizes, 0, [pointers[0], 0, pointers[2], *driver.FIXED])
 
 
-@pytest.mark.parametrize("arguments", [(), (1, 2, 3), (1, 2, 3, 4, 5)], ids=len)
-def test_another_number_of_addresses_is_refused(arguments):
-    driver = StandIn()
-    with pytest.raises(TypeError, match="a stream and 3 addresses"):
-        driver.launcher()(*arguments)
-    assert not driver.calls
+def test_a_launcher_keeps_what_its_kernel_knows_by_address(launcher, tensors, stand_in):
+    weights = torch.zeros(4)
+    watch = weakref.ref(weights)
+    launch = stand_in().launcher(launcher, held=(weights,))
+    del weights
+    gc.collect()
+    assert watch() is not None
+    del launch
+    gc.collect()
+    assert watch() is None
 
 
-@pytest.mark.parametrize("arguments", [("stream", 1, 2, 3), (0, 1.5, 2, 3), (0, 1, 2, torch.zeros(1)), (None, 1, 2, 3)])
-def test_what_is_no_address_is_refused(arguments):
-    driver = StandIn()
-    with pytest.raises(TypeError):
-        driver.launcher()(*arguments)
-    assert not driver.calls
+def test_a_thread_without_a_context_enters_one_and_launches_again(launcher, tensors, stand_in):
+    driver, entered = stand_in(201, 0), []
+    driver.launcher(launcher, enter=lambda: entered.append(len(driver.calls)))(STREAM, *tensors)
+    assert entered == [1] and len(driver.calls) == 2
+    refused, entered = stand_in(201), []
+    with pytest.raises(RuntimeError, match="status 201"):
+        refused.launcher(launcher, enter=lambda: entered.append(len(refused.calls)))(STREAM, *tensors)
+    assert entered == [1] and len(refused.calls) == 2, "once, and the second refusal is told"
 
 
-def test_an_address_out_of_range_and_a_name_are_refused():
-    driver = StandIn()
-    with pytest.raises(OverflowError):
-        driver.launcher()(0, -1, 2, 3)
-    with pytest.raises(TypeError):
-        driver.launcher()(0, 1, 2, out=3)
-    assert not driver.calls
+def test_what_entering_raises_is_told(launcher, tensors, stand_in):
+    def enter():
+        raise LookupError("no such device")
+
+    with pytest.raises(LookupError, match="no such device"):
+        stand_in(201).launcher(launcher, enter=enter)(STREAM, *tensors)
 
 
-def test_a_launch_the_driver_refuses_raises():
+def test_a_launch_the_driver_refuses_raises(launcher, tensors, stand_in):
     with pytest.raises(RuntimeError, match="status 701"):
-        StandIn(701).launcher()(0, 1, 2, 3)
+        stand_in(701).launcher(launcher)(0, *tensors)
 
 
-def test_a_launcher_that_cannot_be_is_refused():
-    driver = StandIn()
-    with pytest.raises(ValueError, match="at most 24"):
-        driver.launcher(fixed=(0,) * 22)
-    with pytest.raises(ValueError, match="at most 24"):
-        driver.launcher(pointers=-1)
+@needs_compiler
+@pytest.mark.parametrize("stream", ["stream", -1, 1.5, None])
+def test_what_is_no_stream_is_refused(stream, tensors, stand_in):
+    driver = stand_in()
     with pytest.raises(TypeError):
-        driver.launcher(fixed=(1.5,))
+        driver.launcher(host_module().Launcher)(stream, *tensors)
+    assert not driver.calls
+
+
+@needs_compiler
+@pytest.mark.parametrize("given", [(), (0,), (0, "x", None, "out"), (0, 16, 32, 48)], ids=str)
+def test_what_is_no_launch_is_refused(given, stand_in):
+    driver = stand_in()
     with pytest.raises(TypeError):
-        driver.launcher(fixed=[1])
+        driver.launcher(host_module().Launcher)(*given)
+    assert not driver.calls
+
+
+@needs_compiler
+@pytest.mark.parametrize("fixed", [(1.5,), (-1,), ("a",), 7])
+def test_a_launcher_that_cannot_be_is_refused(fixed, stand_in):
+    with pytest.raises(TypeError):
+        stand_in().launcher(host_module().Launcher, fixed=fixed)
 
 
 def test_parameter_bits():
@@ -127,6 +124,7 @@ def test_parameter_bits():
         parameter_bits(2**31)
 
 
+@needs_compiler
 def test_versions_sum_as_pythons_do():
     model = nn.TransformerEncoderLayer(16, 2, 16)
     parameters = list(model.parameters())
@@ -135,18 +133,214 @@ def test_versions_sum_as_pythons_do():
         with torch.no_grad():
             parameters[change].add_(1.0)
             parameters[0].mul_(2.0)
-        sums.append(version_sum()(parameters))
+        sums.append(host_module().sum_versions(parameters))
         assert sums[-1] == sum(parameter._version for parameter in parameters)
     assert sums == sorted(set(sums)), "every change is seen"
-    assert version_sum()([]) == 0
+    assert host_module().sum_versions([]) == 0
 
 
+@needs_compiler
 def test_a_sum_over_something_else_is_refused():
-    with pytest.raises(TypeError, match="no such getter"):
-        version_sum()([torch.zeros(1), 3])
-    with pytest.raises(TypeError, match="a list"):
-        version_sum()((torch.zeros(1),))
-    with pytest.raises(TypeError, match="descriptor"):
-        host_module().sum_getter([], 3)
+    add = host_module().sum_versions
+    with pytest.raises(TypeError, match="a list of tensors"):
+        add([torch.zeros(1), 3])
+    with pytest.raises(TypeError):
+        add((torch.zeros(1),))
     with torch.inference_mode(), pytest.raises(RuntimeError, match="version counter"):
-        version_sum()([torch.zeros(1)])
+        add([torch.zeros(1)])
+
+
+class Bound:
+    """What a bound forward hands to the common call, with each part noted as it is used."""
+
+    def __init__(self, driver) -> None:
+        self.driver, self.used = driver, []
+        self.launches: dict[bool, object] = {}
+        self.device, self.stream, self.changed = 0, STREAM, False
+        self.call = host_module().Call(
+            self.path, self.launches, lambda: self.device, self.stream_of, self.enter, self.refresh,
+            torch.device("cpu"), 0, torch.float32, (B, S, D),
+        )  # fmt: skip
+
+    def path(self, x, mask):
+        self.used.append("path")
+        return "path"
+
+    def stream_of(self, index):
+        assert index == 0
+        return self.stream
+
+    def enter(self, stream):
+        self.used.append(("enter", stream))
+
+    def refresh(self):
+        self.used.append(f"refresh after {len(self.driver.calls)}")
+        return self.changed
+
+    def bind(self, masked):
+        self.launches[masked] = self.driver.launcher(host_module().Launcher)
+
+
+@pytest.fixture
+def bound(stand_in):
+    if not any(map(shutil.which, host.COMPILERS)):
+        pytest.skip("needs a C++ compiler")
+    return Bound(stand_in())
+
+
+def test_a_common_call_enters_the_stream_launches_and_then_looks_at_the_weights(bound, tensors):
+    x, mask, _ = tensors
+    bound.bind(True), bound.bind(False)
+    out = bound.call(x, mask)
+    assert bound.used == [("enter", STREAM), "refresh after 1"]
+    assert out.shape == x.shape and out.dtype == x.dtype and out.device == x.device and not out.requires_grad
+    assert bound.driver.calls[0][3][:3] == [x.data_ptr(), mask.data_ptr(), out.data_ptr()]
+    for given in ((x,), (x, None)):
+        other = bound.call(*given)
+        assert bound.driver.calls[-1][3][:3] == [x.data_ptr(), 0, other.data_ptr()]
+        assert other.data_ptr() != out.data_ptr()
+    bound.call(x=x, mask=mask)
+    assert bound.driver.calls[-1][3][1] == mask.data_ptr()
+
+
+def test_a_call_whose_weights_changed_launches_again_into_the_same_output(bound, tensors):
+    x, mask, _ = tensors
+    bound.bind(True)
+    bound.changed = True
+    out = bound.call(x, mask)
+    assert [call[3][2] for call in bound.driver.calls] == [out.data_ptr()] * 2
+    assert bound.used[-1] == "refresh after 1", "between the two launches"
+
+
+def test_a_call_on_another_stream_goes_there(bound, tensors):
+    bound.bind(False)
+    for bound.stream in (STREAM, 0, 2**64 - 1):
+        bound.call(tensors[0])
+    assert [call[2] for call in bound.driver.calls] == [STREAM, 0, 2**64 - 1]
+    assert [part[1] for part in bound.used if part[0] == "enter"] == [STREAM, 0, 2**64 - 1]
+
+
+def uncommon(x, mask):
+    """Calls that are not the common one, by what is uncommon about them."""
+
+    class Other(torch.Tensor):
+        pass
+
+    odd = torch.zeros(B * S * D + 1)[1:].view(B, S, D)
+    strided = torch.zeros(B, D, S).transpose(1, 2)
+    return {
+        "a batch": (torch.zeros(B + 1, S, D), None),
+        "two dimensions": (torch.zeros(B * S, D), None),
+        "a dtype": (x.double(), None),
+        "a device": (x.to("meta"), None),
+        "an odd address": (odd, None),
+        "strides": (strided, None),
+        "a subclass": (x.as_subclass(Other), None),
+        "no tensor": ([1.0], None),
+        "a mask of another dtype": (x, mask.float()),
+        "a mask of another shape": (x, mask[:, :2]),
+        "a mask with strides": (x, torch.ones(S, B, dtype=torch.bool).T),
+        "a mask elsewhere": (x, mask.to("meta")),
+        "a mask that is no tensor": (x, 1),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("what", uncommon(torch.ones(B, S, D), torch.ones(B, S, dtype=torch.bool)))
+def test_an_uncommon_call_takes_pythons_path(bound, tensors, what):
+    bound.bind(True), bound.bind(False)
+    assert bound.call(*uncommon(*tensors[:2])[what]) == "path"
+    assert bound.used == ["path"] and not bound.driver.calls
+
+
+def test_what_is_not_bound_and_another_current_device_take_pythons_path(bound, tensors):
+    x, mask, _ = tensors
+    bound.bind(True)
+    assert bound.call(x) == "path"
+    bound.device = 1
+    assert bound.call(x, mask) == "path"
+    assert not bound.driver.calls
+
+
+def test_a_launch_in_python_gets_the_calls_own_tensors(bound, tensors):
+    x, mask, _ = tensors
+    given = []
+    bound.launches[True] = lambda *arguments: given.append(arguments)
+    bound.changed = True
+    out = bound.call(x, mask)
+    assert len(given) == 2
+    for stream, *got in given:
+        assert stream == STREAM and all(one is other for one, other in zip(got, (x, mask, out), strict=True))
+
+
+def test_outputs_belong_to_the_mode_of_the_call(bound, tensors):
+    bound.bind(False)
+    with torch.inference_mode():
+        assert bound.call(tensors[0]).is_inference()
+    assert not bound.call(tensors[0]).is_inference()
+
+
+@needs_compiler
+def test_a_refused_launch_is_told_and_what_a_part_raises_passes(tensors, stand_in):
+    refused = Bound(stand_in(701))
+    refused.bind(False)
+    with pytest.raises(RuntimeError, match="status 701"):
+        refused.call(tensors[0])
+    assert refused.used == [("enter", STREAM)], "nothing further is done"
+    bound = Bound(stand_in())
+    bound.bind(False)
+    bound.launches[True] = lambda *arguments: {}["missing"]
+    with pytest.raises(KeyError, match="missing"):
+        bound.call(*tensors[:2])
+
+
+def test_threads_launch_with_their_own_parameters(bound):
+    bound.bind(False)
+    inputs = [torch.full((B, S, D), float(number)) for number in range(4)]
+    outputs = [[] for _ in inputs]
+    threads = [
+        threading.Thread(target=lambda x, kept: kept.extend(bound.call(x) for _ in range(50)), args=pair)
+        for pair in zip(inputs, outputs, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    pairs = {(call[3][0], call[3][2]) for call in bound.driver.calls}
+    assert len(bound.driver.calls) == 200
+    assert pairs == {(x.data_ptr(), out.data_ptr()) for x, kept in zip(inputs, outputs, strict=True) for out in kept}
+
+
+def test_calls_leave_nothing_behind(bound, tensors):
+    bound.bind(False)
+    x = torch.ones(B, S, D)
+    watch = weakref.ref(bound.call(x))
+    assert watch() is None
+    held = weakref.ref(x)
+    del x
+    gc.collect()
+    assert held() is None
+
+
+def test_without_a_compiler_pythons_paths_serve_and_say_so_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("CXX", str(tmp_path / "no-such-compiler"))
+    monkeypatch.setattr(host, "host_module", host_module.__wrapped__)
+    with pytest.warns(UserWarning, match=r"no-such-compiler.*apt-get install g\+\+.*rooflane doctor"):
+        assert host.host_module() is None
+
+
+def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("CXX", shutil.which("false"))
+    with pytest.warns(UserWarning, match="false ended with status 1"):
+        assert host_module.__wrapped__() is None
+
+
+def test_packed_weights_notice_a_change_either_way():
+    model = nn.Linear(4, 4)
+    weights = PackedWeights(model, lambda source: {"weight": source.weight.clone()})
+    assert not weights.refresh()
+    with torch.no_grad():
+        model.weight.add_(1.0)
+    assert weights.refresh() and torch.equal(weights.tensors["weight"], model.weight)
+    assert not weights.refresh()

@@ -39,10 +39,4 @@ class HopperBinder:
             held += [self._scratch, self._flags]
             sizes = (plan.blocks, shape.seq_len, shape.num_layers)
         cubin, fixed = compile_cubin(text, ARCHITECTURE), (*held, *sizes, self._eps)
-        kernel = load_kernel(cubin, name, plan.programs(self._units), plan.threads, plan.shared_bytes, fixed, x.device)
-
-        def launch(stream: int, x: Tensor, mask: Tensor | None, out: Tensor, _held: object = held) -> None:
-            # `_held` keeps alive what the kernel knows by address alone.
-            kernel(stream, x.data_ptr(), None if mask is None else mask.data_ptr(), out.data_ptr())
-
-        return launch
+        return load_kernel(cubin, name, plan.programs(self._units), plan.threads, plan.shared_bytes, fixed, x.device)

@@ -1,0 +1,146 @@
+"""The C++ of a call's host path: the launch of a bound kernel, the common call, and the sum of weights' versions."""
+
+CODE = r"""
+#include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <stdexcept>
+#include <vector>
+
+namespace {
+
+constexpr int POINTERS = 3;      // a kernel's first parameters: x, mask and output
+constexpr int NO_CONTEXT = 201;  // CUDA_ERROR_INVALID_CONTEXT: this thread has not used the device yet
+constexpr uintptr_t ALIGNMENT = 16;
+
+using Entry = int (*)(
+    void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
+
+// A kernel with everything but its tensors bound. Parameters are eight bytes apart, whatever their size.
+struct Launcher {
+  Entry entry;
+  void *function;
+  unsigned grid, threads, shared;
+  std::vector<uint64_t> values;
+  py::object enter, held;
+
+  Launcher(
+      uintptr_t entry, uintptr_t function, unsigned grid, unsigned threads, unsigned shared,
+      const std::vector<uint64_t> &fixed, py::object enter, py::object held)
+      : entry(reinterpret_cast<Entry>(entry)), function(reinterpret_cast<void *>(function)), grid(grid),
+        threads(threads), shared(shared), values(POINTERS), enter(std::move(enter)), held(std::move(held)) {
+    values.insert(values.end(), fixed.begin(), fixed.end());
+  }
+
+  // Returns the driver's status. Other threads may run while the driver waits for room in its queue: the parameters
+  // are this call's own.
+  int submit(uintptr_t stream, const at::Tensor &x, const at::Tensor *mask, const at::Tensor &out) const {
+    std::vector<uint64_t> own(values);
+    own[0] = reinterpret_cast<uintptr_t>(x.const_data_ptr());
+    own[1] = mask == nullptr ? 0 : reinterpret_cast<uintptr_t>(mask->const_data_ptr());
+    own[2] = reinterpret_cast<uintptr_t>(out.mutable_data_ptr());
+    std::vector<void *> parameters(own.size());
+    for (size_t i = 0; i < own.size(); i++) parameters[i] = &own[i];
+    py::gil_scoped_release unlocked;
+    return entry(
+        function, grid, 1, 1, threads, 1, 1, shared, reinterpret_cast<void *>(stream), parameters.data(), nullptr);
+  }
+
+  // Throws where the driver refuses; on a thread without a context it enters one and submits again.
+  void launch(uintptr_t stream, const at::Tensor &x, const at::Tensor *mask, const at::Tensor &out) const {
+    int status = submit(stream, x, mask, out);
+    if (status == NO_CONTEXT) {
+      enter();
+      status = submit(stream, x, mask, out);
+    }
+    if (status != 0) throw std::runtime_error("the driver refused the launch with status " + std::to_string(status));
+  }
+};
+
+// The call of a bound forward that comes again and again. Whatever is uncommon about one, Python's own path takes.
+struct Call {
+  py::object path;
+  py::dict launches;
+  py::object current_device, current_stream, enter, refresh, number;
+  at::Device device;
+  at::ScalarType dtype;
+  std::vector<int64_t> sizes;
+  int index;
+
+  Call(
+      py::object path, py::dict launches, py::object current_device, py::object current_stream, py::object enter,
+      py::object refresh, at::Device device, int index, at::ScalarType dtype, std::vector<int64_t> sizes)
+      : path(std::move(path)), launches(std::move(launches)), current_device(std::move(current_device)),
+        current_stream(std::move(current_stream)), enter(std::move(enter)), refresh(std::move(refresh)),
+        number(py::int_(index)), device(device), dtype(dtype), sizes(std::move(sizes)), index(index) {}
+
+  bool takes(const at::Tensor &tensor, at::ScalarType wanted, at::IntArrayRef extent) const {
+    return tensor.device() == device && tensor.scalar_type() == wanted && tensor.sizes() == extent &&
+        tensor.is_contiguous() && reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % ALIGNMENT == 0;
+  }
+
+  py::object operator()(const py::object &first, const py::object &second) {
+    py::object out = common(first, second);
+    return out ? out : path(first, second);
+  }
+
+  // Returns nothing where the call is not a common one.
+  py::object common(const py::object &first, const py::object &second) {
+    if (!THPVariable_CheckExact(first.ptr()) || !(second.is_none() || THPVariable_CheckExact(second.ptr()))) return {};
+    const at::Tensor &x = THPVariable_Unpack(first.ptr());
+    const at::Tensor *mask = second.is_none() ? nullptr : &THPVariable_Unpack(second.ptr());
+    const at::IntArrayRef extent(sizes);
+    if (!takes(x, dtype, extent) || (mask != nullptr && !takes(*mask, at::kBool, extent.slice(0, 2)))) return {};
+    const auto launch = py::reinterpret_borrow<py::object>(
+        PyDict_GetItemWithError(launches.ptr(), mask == nullptr ? Py_False : Py_True));
+    if (!launch || current_device().cast<int>() != index) return {};
+    const py::object stream = current_stream(number);
+    enter(stream);
+    at::Tensor out;
+    try {
+      py::gil_scoped_release unlocked;
+      out = at::empty(extent, x.options());
+    } catch (const c10::Error &) {
+      return {};  // memory that cannot be had is for Python's path to tell
+    }
+    const auto result = py::reinterpret_steal<py::object>(THPVariable_Wrap(out));
+    const auto submit = [&] {
+      if (py::isinstance<Launcher>(launch))
+        launch.cast<const Launcher *>()->launch(stream.cast<uintptr_t>(), x, mask, out);
+      else
+        launch(stream, first, second, result);
+    };
+    submit();
+    // The device works while the weights are looked at; in the rare call that finds them changed it works again.
+    if (refresh().cast<bool>()) submit();
+    return result;
+  }
+};
+
+int64_t sum_versions(const py::list &tensors) {
+  int64_t total = 0;
+  for (const py::handle item : tensors) {
+    if (!THPVariable_Check(item.ptr())) throw py::type_error("expected a list of tensors");
+    total += THPVariable_Unpack(item.ptr()).unsafeGetTensorImpl()->version_counter().current_version();
+  }
+  return total;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(rooflane_host, module) {
+  py::class_<Launcher>(module, "Launcher")
+      .def(py::init<
+           uintptr_t, uintptr_t, unsigned, unsigned, unsigned, std::vector<uint64_t>, py::object, py::object>())
+      .def("__call__", [](const Launcher &self, uintptr_t stream, const at::Tensor &x,
+                          const std::optional<at::Tensor> &mask, const at::Tensor &out) {
+        self.launch(stream, x, mask ? &*mask : nullptr, out);
+      });
+  py::class_<Call>(module, "Call")
+      .def(py::init<
+           py::object, py::dict, py::object, py::object, py::object, py::object, at::Device, int, at::ScalarType,
+           std::vector<int64_t>>())
+      .def("__call__", &Call::operator(), py::arg("x"), py::arg("mask") = py::none());
+  module.def("sum_versions", &sum_versions);
+}
+"""
