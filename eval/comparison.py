@@ -5,22 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from rooflane.eval.comparison_side import Side, find_side
 from rooflane.eval.estimator import Estimate, ShapeEstimate, estimate, welch_by_shape
-from rooflane.eval.evidence import Evidence
 from rooflane.eval.exit_codes import EvaluationError, ExitCode
 from rooflane.eval.figures import required
 from rooflane.eval.floor import Floor, Floors, find_floors
 from rooflane.eval.nulls import machine_of, software_of
 from rooflane.eval.records import EAGER
-from rooflane.eval.run import Run, open_run
+from rooflane.eval.run import Run
 from rooflane.eval.stats import Interval, welch_interval
 from rooflane.eval.verdict import MARGIN, Verdict, judge, judge_campaign
-
-SEPARATOR = "::"
 
 
 @dataclass(frozen=True)
@@ -61,40 +58,6 @@ class Comparison:
         return ExitCode.CONTAMINATED if self.verdict == Verdict.CONTAMINATED else required({self.verdict}, require)
 
 
-@dataclass(frozen=True, eq=False)
-class _Side:
-    """One arm of one run."""
-
-    label: str
-    run: Run
-    arm: str
-    evidence: Evidence
-
-    def owes(self, shape: str) -> bool:
-        """Tell whether the run planned the arm on a shape: controls and copies only run where eager fits."""
-        meta = self.run.meta
-        return all(found.id != shape for found in meta.shape_list()) or self.arm in meta.planned(0, shape)
-
-    def unusable(self, shape: str) -> str:
-        """Return why the arm cannot be compared on a shape, empty when it can."""
-        rows = list(self.evidence.measured.rows(shape, self.arm).values())
-        if not self.evidence.measured.rounds.of(shape, self.arm):
-            return f"not measured by {self.label}"
-        if any(row.integrity for row in rows):
-            return f"{self.label} shows evidence of manipulation"
-        if any(row.status == "incorrect" and row.kind == "candidate" for row in rows):
-            return f"{self.label} is wrong"
-        return ""
-
-    def processes(self, shapes: Sequence[str]) -> set[int]:
-        """Return the processes that timed the arm on any of some shapes."""
-        return {process for shape in shapes for process in self.evidence.measured.rounds.of(shape, self.arm)}
-
-    def logs(self, shape: str) -> dict[int, float]:
-        """Return the log of the median event nanoseconds by process."""
-        return {process: math.log(ns) for process, ns in self.evidence.measured.medians(shape, self.arm).items()}
-
-
 def compare(a: str, b: str, *, run: Run | None = None, margin: float = MARGIN) -> Comparison:
     """Compare A with B by event time, shape by shape, and over the shapes both ran.
 
@@ -104,7 +67,7 @@ def compare(a: str, b: str, *, run: Run | None = None, margin: float = MARGIN) -
     standing of one over eager: it clears the floor of both arms' nulls, Holm's correction holds over the shapes.
     Raises `EvaluationError` for an unknown run or arm and for runs without a common shape.
     """
-    left, right = _side(a, run), _side(b, run)
+    left, right = find_side(a, run), find_side(b, run)
     paired = left.run.folder.resolve() == right.run.folder.resolve()
     shapes, left_out = _common(left, right)
     if not shapes:
@@ -168,21 +131,7 @@ class _Terms:
         return verdict, why, one.holm_p, floor
 
 
-def _side(text: str, run: Run | None) -> _Side:
-    """Find the run and arm a text names."""
-    place, separator, arm = text.partition(SEPARATOR)
-    if run is not None and not separator and not Path(place).is_dir():
-        place, arm = "", place
-    found = open_run(place) if place else run
-    arm = arm or found.meta.candidates[0]
-    records = found.records()
-    if not any(record.arm == arm for record in records):
-        known = ", ".join(dict.fromkeys(record.arm for record in records)) or "none yet"
-        raise EvaluationError(f"{text}: run {found.meta.id} has no arm {arm!r}; it has: {known}")
-    return _Side(f"{found.meta.id}{SEPARATOR}{arm}", found, arm, Evidence.of(found.meta, records))
-
-
-def _common(left: _Side, right: _Side) -> tuple[list[str], dict[str, str]]:
+def _common(left: Side, right: Side) -> tuple[list[str], dict[str, str]]:
     """Return the shapes both can be compared on, in the files' order, and why the others are left out."""
     common, left_out = [], {}
     for shape in dict.fromkeys(shape.id for side in (left, right) for shape in side.run.meta.shape_list()):
@@ -203,7 +152,7 @@ def _common(left: _Side, right: _Side) -> tuple[list[str], dict[str, str]]:
     return common, left_out
 
 
-def _by_pairs(left: _Side, right: _Side, shapes: Sequence[str]) -> tuple[dict[str, ShapeEstimate], Interval | None]:
+def _by_pairs(left: Side, right: Side, shapes: Sequence[str]) -> tuple[dict[str, ShapeEstimate], Interval | None]:
     """Return the estimates of arms timed beside each other, over the processes that timed both anywhere."""
     processes = sorted(left.processes(shapes) & right.processes(shapes))
     measured = left.evidence.measured
@@ -211,7 +160,7 @@ def _by_pairs(left: _Side, right: _Side, shapes: Sequence[str]) -> tuple[dict[st
     return dict(found.shapes), found.geomean
 
 
-def _by_welch(left: _Side, right: _Side, shapes: Sequence[str]) -> tuple[dict[str, ShapeEstimate], Interval | None]:
+def _by_welch(left: Side, right: Side, shapes: Sequence[str]) -> tuple[dict[str, ShapeEstimate], Interval | None]:
     """Return the estimates of arms timed in different processes."""
     logs = {shape: tuple(list(side.logs(shape).values()) for side in (right, left)) for shape in shapes}
     means = []
@@ -224,7 +173,7 @@ def _by_welch(left: _Side, right: _Side, shapes: Sequence[str]) -> tuple[dict[st
     return welch_by_shape(logs), welch_interval(*means)
 
 
-def _floors(left: _Side, right: _Side, shapes: Sequence[str], paired: bool) -> Floors:
+def _floors(left: Side, right: Side, shapes: Sequence[str], paired: bool) -> Floors:
     """Return the floors under a comparison: from both arms' nulls, and from those stored beside each run."""
     nulls: list[Estimate] = []
     means: list[float] = []
@@ -243,7 +192,7 @@ def _floors(left: _Side, right: _Side, shapes: Sequence[str], paired: bool) -> F
     return find_floors(nulls, means, by_shape)
 
 
-def _contaminated(left: _Side, right: _Side, floors: Floors) -> str:
+def _contaminated(left: Side, right: Side, floors: Floors) -> str:
     """Return why a comparison rests on a disturbed campaign, empty when it does not."""
     for side in (left, right):
         contamination = side.evidence.measured.contamination
@@ -252,7 +201,7 @@ def _contaminated(left: _Side, right: _Side, floors: Floors) -> str:
     return floors.broken
 
 
-def _notes(left: _Side, right: _Side) -> tuple[str, ...]:
+def _notes(left: Side, right: Side) -> tuple[str, ...]:
     """Return what a reader must know beside the figures."""
     notes = []
     for side in dict.fromkeys((left, right)):
@@ -274,6 +223,6 @@ def _notes(left: _Side, right: _Side) -> tuple[str, ...]:
     return tuple(dict.fromkeys(notes))
 
 
-def _ms(side: _Side, shape: str) -> float:
+def _ms(side: Side, shape: str) -> float:
     """Return the geometric mean over processes of the median call, in milliseconds."""
     return math.exp(fmean(side.logs(shape).values())) / 1e6

@@ -12,7 +12,7 @@ import typer
 from rooflane.eval.commands.output import AsJson, console, find_shapes, print_json, print_table
 
 if TYPE_CHECKING:
-    from rooflane.eval.audit import Audit, Fault
+    from rooflane.eval.audit_findings import Audit, Fault
 
 
 def audit_gate_command(

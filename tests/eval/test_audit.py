@@ -8,7 +8,8 @@ import torch
 from torch.nn import functional
 
 from rooflane.eval import audit as audit_module
-from rooflane.eval.audit import Audit, Finding, Tf32Operands, audit_gate
+from rooflane.eval.audit import Tf32Operands, audit_gate
+from rooflane.eval.audit_findings import Audit, Finding
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.stresses import CATALOGUE, KEPT, STRESS_SET, load_stress_set
 from rooflane.eval.truth import PLAIN, STRESSES

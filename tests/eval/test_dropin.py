@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from rooflane.eval import EvaluationError, update_between_markers
-from rooflane.eval.dropin import build_encoder, build_own, measure_shape, own_forward, without_fast_path
+from rooflane.eval.dropin import measure_shape
+from rooflane.eval.dropin_arms import build_encoder, build_own, own_forward, without_fast_path
 from rooflane.eval.dropin_table import OURS, OWN, load_dropin, render_dropin_table
 from rooflane.shapes import Shape
 
