@@ -121,11 +121,13 @@ def noise_of(nulls: Sequence[NullResult]) -> tuple[float, float | None]:
 
 
 def parse_share(text: str) -> float:
-    """Return a share written as `1%` or `0.01`; raises `EvaluationError` for anything else."""
+    """Return a share written as `1%` or `0.01`; raises `EvaluationError` for anything else, a bare `1` too."""
     try:
         value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
         value = math.nan
     if not math.isfinite(value) or value < 0:
         raise EvaluationError(f"{text!r} is no share; write it as 1% or 0.01")
+    if value >= 1 and not text.endswith("%"):
+        raise EvaluationError(f"{text!r} would be {value:.0%}; write {text}% or {value / 100:g} for a share of that")
     return value

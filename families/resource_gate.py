@@ -3,170 +3,48 @@
 It catches the regression that passes every correctness test: a few registers more, one block less an SM.
 
 python -m rooflane.families.resource_gate            compile, compare, fail on a lost block or a new spill
+python -m rooflane.families.resource_gate --changed  the same, but compile only what has changed since it was recorded
 python -m rooflane.families.resource_gate --record   write the record for these compiler versions
 
-Triton's kernels are compiled for every architecture below, the CUDA C++ ones for theirs where NVRTC is installed.
+Triton's kernels are compiled for every architecture the record knows, the CUDA C++ ones for theirs where NVRTC is
+installed. A compiler of one version makes the same code of the same source: `--changed` takes the record's word for a
+kernel whose digest of source, constants and options stands beside its figures.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as package_version
+from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from rooflane.families.kernel_resources import (
+    ARCHITECTURES,
+    BLOCK_SHARED_BYTES,
+    HOPPER_ARCHITECTURE,
+    Architecture,
+    Resources,
+    code_key,
+    compiler_version,
+    measure,
+    measure_hopper,
+    nvrtc_version,
+)
 from rooflane.families.resident.config import HOPPER, Room
-from rooflane.families.runtime_compiler import missing_compiler
 from rooflane.families.shipped import HopperCase, KernelCase, hopper_cases, shipped_cases
 
 RECORD = Path(__file__).parent / "resources.json"
-REGISTERS = 65536  # a multiprocessor's, on every architecture below
-WARP_REGISTER_UNIT = 256  # registers are handed out to warps in units of this
-BLOCK_SHARED_BYTES = 1024  # shared memory the system takes of each block
+Case = KernelCase | HopperCase
+# The figures of every kernel, by name and architecture, as they stand in the record.
+Recorded = Mapping[str, Mapping[str, int | str]]
 
 
-@dataclass(frozen=True)
-class Architecture:
-    """Limits of one multiprocessor (CUDA programming guide, compute capabilities)."""
-
-    number: int
-    shared_bytes: int
-    threads: int
-    blocks: int
-
-
-ARCHITECTURES = [
-    Architecture(80, 164 * 1024, 2048, 32),
-    Architecture(89, 100 * 1024, 1536, 24),
-    Architecture(90, 228 * 1024, 2048, 32),
-    Architecture(120, 100 * 1024, 1536, 32),
-]
-
-
-HOPPER_ARCHITECTURE = next(architecture for architecture in ARCHITECTURES if architecture.number == 90)
-
-
-@dataclass(frozen=True)
-class Resources:
-    """What one kernel takes: registers a thread, spilled bytes a thread, shared bytes a block, blocks an SM."""
-
-    registers: int
-    spill_bytes: int
-    shared_bytes: int
-    blocks_per_sm: int
-
-
-def compiler_version() -> str:
-    """Return the key of the compiler: Triton's version, whose package carries its own ptxas."""
-    import triton
-
-    return f"triton {triton.__version__}"
-
-
-def nvrtc_version() -> str | None:
-    """Return the key of the compiler of CUDA C++, None where it or its bindings are not installed."""
-    try:
-        version = package_version("nvidia-cuda-nvrtc")
-    except PackageNotFoundError:
-        return None
-    return None if missing_compiler() else f"nvrtc {version}"
-
-
-def measure(case: KernelCase, architecture: Architecture) -> Resources:
-    """Compile a kernel ahead of time and return what it takes.
-
-    Raises `RuntimeError` when the assembler does not report registers, which would otherwise pass for none.
-    """
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    names = case.function.arg_names
-    signature = {name: case.types.get(name, "constexpr") for name in names}
-    constants = {(names.index(name),): value for name, value in case.constants.items()}
-    aligned = {(names.index(name),): [["tt.divisibility", 16]] for name, kind in case.types.items() if kind[0] == "*"}
-    # Kernels without their last stage are kept from the cache that launches read.
-    with tempfile.TemporaryDirectory() as folder, triton.knobs.cache.scope(), triton.knobs.runtime.scope():
-        triton.knobs.cache.dir = folder
-        triton.knobs.runtime.add_stages_inspection_hook = _leave_out_assembler
-        compiled = triton.compile(
-            ASTSource(case.function, signature, constants, aligned),
-            target=GPUTarget("cuda", architecture.number, 32),
-            options={"num_warps": case.num_warps, "num_stages": case.num_stages},
-        )
-    registers, spills = _assemble(compiled.asm["ptx"], architecture.number)
-    shared = compiled.metadata.shared
-    return Resources(registers, spills, shared, _blocks(registers, shared, case.num_warps, architecture))
-
-
-def _leave_out_assembler(*arguments: Any) -> tuple[str, str] | None:
-    """Stop Triton short of ptxas, which `_assemble` runs for its report: a quarter of the work is saved.
-
-    Triton gives (backend, stages, ...); from 3.7 on it also asks, with nothing, for the change's key and hash.
-    """
-    if not arguments:
-        return "no assembler", "no assembler"
-    arguments[1]["cubin"] = lambda source, metadata: b""
-    return None
-
-
-def _assemble(ptx: str, number: int) -> tuple[int, int]:
-    """Return registers and spilled bytes a thread, as ptxas reports them."""
-    import triton
-
-    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-    blackwell = tools / "ptxas-blackwell"
-    tool = blackwell if number >= 100 and blackwell.exists() else tools / "ptxas"
-    suffix = "a" if number >= 90 else ""
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "kernel.ptx"
-        source.write_text(ptx)
-        command = [str(tool), "-v", f"--gpu-name=sm_{number}{suffix}", str(source), "-o", str(source) + ".cubin"]
-        report = subprocess.run(command, capture_output=True, text=True, check=False).stderr
-    return _reported(report, number)
-
-
-def _reported(report: str, number: int) -> tuple[int, int]:
-    """Return registers and spilled bytes a thread from an assembler's report."""
-    registers = re.search(r"Used (\d+) registers", report)
-    spills = re.search(r"(\d+) bytes spill stores", report)
-    if not (registers and spills):
-        raise RuntimeError(f"ptxas reported no registers for sm_{number}: {report.strip()[:300]}")
-    return int(registers[1]), int(spills[1])
-
-
-def measure_hopper(case: HopperCase) -> Resources:
-    """Compile a CUDA C++ kernel and return what it takes; shared memory is the plan's and the kernel's own arrays."""
-    from rooflane.families.cuda_kernel import compiler_report
-
-    report = compiler_report(case.source, f"sm_{HOPPER_ARCHITECTURE.number}a")
-    registers, spills = _reported(report, HOPPER_ARCHITECTURE.number)
-    own = re.search(r"(\d+) bytes smem", report)
-    shared = case.plan.shared_bytes + (int(own[1]) if own else 0)
-    return Resources(
-        registers, spills, shared, _blocks(registers, shared, case.plan.threads // 32, HOPPER_ARCHITECTURE)
-    )
-
-
-def _blocks(registers: int, shared: int, warps: int, architecture: Architecture) -> int:
-    """Return the blocks one multiprocessor holds, 0 when not even one fits."""
-    warp_registers = -(-registers * 32 // WARP_REGISTER_UNIT) * WARP_REGISTER_UNIT
-    by_registers = REGISTERS // (warp_registers * warps)
-    by_shared = architecture.shared_bytes // (shared + BLOCK_SHARED_BYTES)
-    return min(by_registers, by_shared, architecture.threads // (32 * warps), architecture.blocks)
-
-
-def compare(recorded: dict[str, dict[str, int]], measured: dict[str, Resources]) -> list[str]:
+def compare(recorded: Recorded, measured: dict[str, Resources]) -> list[str]:
     """Return one line for each kernel that lost a block an SM, spills more, or is not in the record."""
     lines = []
     for key, found in measured.items():
@@ -186,44 +64,56 @@ def compare(recorded: dict[str, dict[str, int]], measured: dict[str, Resources])
     return lines
 
 
-def measure_all(cases: Iterable[str] | None = None) -> dict[str, Resources]:
-    """Compile what ships of Triton for every architecture, a core each; `cases` picks kernels by name."""
-    jobs = [
-        (case.name, index)
-        for index, architecture in enumerate(ARCHITECTURES)
+def measure_all(vouched: Recorded | None = None) -> dict[str, Resources]:
+    """Compile what ships of Triton for every architecture, a core each, but for what the record vouches for."""
+    cases: dict[str, tuple[Case, Architecture]] = {
+        f"{case.name} | sm_{architecture.number}": (case, architecture)
+        for architecture in ARCHITECTURES
         for case in shipped_cases(room_of(architecture))
-        if cases is None or case.name in set(cases)
-    ]
+    }
+    kept = _kept(cases, vouched or {})
+    # A kernel's function does not travel between processes; its name does.
+    owed = {name: (case.name, at) for name, (case, at) in cases.items() if name not in kept}
+    found = kept | _in_parallel(_measure_by_name, owed)
+    return {name: found[name] for name in cases}
+
+
+def measure_all_hopper(vouched: Recorded | None = None) -> dict[str, Resources]:
+    """Compile what ships of CUDA C++, a core each, but for what the record vouches for."""
+    cases = {f"{case.name} | sm_{HOPPER_ARCHITECTURE.number}": case for case in hopper_cases()}
+    kept = _kept({name: (case, HOPPER_ARCHITECTURE) for name, case in cases.items()}, vouched or {})
+    found = kept | _in_parallel(measure_hopper, {name: case for name, case in cases.items() if name not in kept})
+    return {name: found[name] for name in cases}
+
+
+def _kept(cases: Mapping[str, tuple[Case, Architecture]], vouched: Recorded) -> dict[str, Resources]:
+    """Return the recorded figures of the kernels whose code is as it was when they were recorded."""
+    return {
+        name: Resources(**vouched[name])
+        for name, case in cases.items()
+        if name in vouched and vouched[name].get("code") == code_key(*case)
+    }
+
+
+def _in_parallel(measure_one: Callable[[Any], Resources], jobs: Mapping[str, Any]) -> dict[str, Resources]:
     # Spawned: the compiler keeps state that does not survive a fork.
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        return dict(zip(map(_key, jobs), pool.map(_measure_job, jobs), strict=True))
+        return dict(zip(jobs, pool.map(measure_one, jobs.values()), strict=True))
 
 
-def measure_all_hopper() -> dict[str, Resources]:
-    """Compile what ships of CUDA C++, a core each."""
-    cases = list(hopper_cases())
-    names = [f"{case.name} | sm_{HOPPER_ARCHITECTURE.number}" for case in cases]
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        return dict(zip(names, pool.map(measure_hopper, cases), strict=True))
-
-
-def _key(job: tuple[str, int]) -> str:
-    return f"{job[0]} | sm_{ARCHITECTURES[job[1]].number}"
-
-
-def _measure_job(job: tuple[str, int]) -> Resources:
-    name, index = job
-    (case,) = [case for case in shipped_cases(room_of(ARCHITECTURES[index])) if case.name == name]
-    return measure(case, ARCHITECTURES[index])
+def _measure_by_name(job: tuple[str, Architecture]) -> Resources:
+    name, architecture = job
+    (case,) = [case for case in shipped_cases(room_of(architecture)) if case.name == name]
+    return measure(case, architecture)
 
 
 def room_of(architecture: Architecture) -> Room:
     """Return what a large device of an architecture offers the kernels."""
-    hopper = architecture is HOPPER_ARCHITECTURE
+    hopper = architecture == HOPPER_ARCHITECTURE
     return Room(HOPPER.units, architecture.shared_bytes - BLOCK_SHARED_BYTES, hopper)
 
 
-def load_record(version: str) -> dict[str, dict[str, int]]:
+def load_record(version: str) -> Recorded:
     """Return the record of a compiler version.
 
     Raises `LookupError` when that version was never recorded.
@@ -244,7 +134,7 @@ def write_record(version: str, measured: dict[str, Resources]) -> None:
     RECORD.write_text("\n".join(_lines(record)) + "\n")
 
 
-def _lines(record: dict[str, dict[str, dict[str, int]]]) -> Iterator[str]:
+def _lines(record: Mapping[str, Recorded]) -> Iterator[str]:
     """Yield the record as JSON with one kernel a line, so that a diff reads as a table."""
     yield "{"
     for version_index, (version, kernels) in enumerate(record.items()):
@@ -275,7 +165,7 @@ def main() -> int:
             print(error, file=sys.stderr)
             failed = 1
             continue
-        differences = compare(recorded, measure_them())
+        differences = compare(recorded, measure_them(recorded if "--changed" in sys.argv[1:] else None))
         print("\n".join(differences) or f"every shipped kernel is as recorded under {version}")
         failed |= bool(differences)
     return failed

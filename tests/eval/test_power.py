@@ -67,6 +67,10 @@ def test_shares():
     for text in ("one", "-1%", "nan", "inf", ""):
         with pytest.raises(EvaluationError, match="no share"):
             parse_share(text)
+    assert parse_share("150%") == 1.5
+    for text, meant in (("1", "1% or 0.01"), ("2.5", "2.5% or 0.025")):
+        with pytest.raises(EvaluationError, match=meant):
+            parse_share(text)
 
 
 def test_the_noise_of_several_nulls_is_their_pooled_spread():

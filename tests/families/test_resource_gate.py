@@ -11,18 +11,16 @@ import sys
 import pytest
 
 from rooflane.families import resource_gate
-from rooflane.families.resident.hopper.plan import WarpgroupPlan, rowblock_plan, warpgroup_plan
-from rooflane.families.resource_gate import (
+from rooflane.families.kernel_resources import (
     ARCHITECTURES,
     Resources,
     _blocks,
-    compare,
-    load_record,
+    code_key,
     measure_hopper,
     nvrtc_version,
-    room_of,
-    write_record,
 )
+from rooflane.families.resident.hopper.plan import WarpgroupPlan, rowblock_plan, warpgroup_plan
+from rooflane.families.resource_gate import compare, load_record, measure_all_hopper, room_of, write_record
 from rooflane.families.shipped import hopper_case, hopper_cases, resident_case, shipped_cases
 from rooflane.shapes import Shape, load_shapes
 
@@ -32,13 +30,47 @@ BASE = Resources(registers=128, spill_bytes=0, shared_bytes=32768, blocks_per_sm
 SPILLING = (128, 4, 128, 128, 128, True)
 CHANGED = f"""
 import dataclasses, json
-from rooflane.families.resource_gate import ARCHITECTURES, compare, compiler_version, load_record, measure
+from rooflane.families.kernel_resources import ARCHITECTURES, compiler_version, measure
+from rooflane.families.resource_gate import compare, load_record
 from rooflane.families.shipped import resident_case
 
 case = resident_case(*{SPILLING})
 hopper = next(architecture for architecture in ARCHITECTURES if architecture.number == 90)
 found = measure(dataclasses.replace(case, num_warps=4), hopper)
 print(json.dumps(compare(load_record(compiler_version()), {{f"{{case.name}} | sm_90": found}})))
+"""
+SAMPLE = """
+import dataclasses, json
+from rooflane.families.kernel_resources import ARCHITECTURES, compiler_version, measure
+from rooflane.families.resource_gate import load_record, room_of
+from rooflane.families.shipped import resident_case
+
+record, found, recorded = load_record(compiler_version()), {}, {}
+for architecture in ARCHITECTURES:
+    case = resident_case(128, 4, 128, 16, 500, False, room_of(architecture))
+    name = f"{case.name} | sm_{architecture.number}"
+    found[name], recorded[name] = dataclasses.asdict(measure(case, architecture)), record[name]
+print(json.dumps([found, recorded]))
+"""
+DIGESTS = f"""
+import dataclasses, json
+from rooflane.families.kernel_resources import ARCHITECTURES, code_key, compiler_version
+from rooflane.families.resource_gate import load_record
+from rooflane.families.shipped import resident_case
+
+case = resident_case(*{SPILLING})
+ampere, _, hopper, _ = ARCHITECTURES
+change = dataclasses.replace
+constants = case.constants | {{"STAGES": case.constants["STAGES"] + 1}}
+found = {{
+    "recorded": load_record(compiler_version())[f"{{case.name}} | sm_90"]["code"],
+    "same": code_key(case, hopper),
+    "warps": code_key(change(case, num_warps=4), hopper),
+    "stages": code_key(change(case, num_stages=case.num_stages + 1), hopper),
+    "constant": code_key(change(case, constants=constants), hopper),
+    "architecture": code_key(case, ampere),
+}}
+print(json.dumps(found))
 """
 
 
@@ -151,8 +183,53 @@ def compiled_for_real(*command: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_shipped_kernels_are_as_recorded():
-    done = compiled_for_real("-m", "rooflane.families.resource_gate")
+    done = compiled_for_real("-m", "rooflane.families.resource_gate", "--changed")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_the_record_holds_what_the_compiler_makes():
+    """One kernel an architecture, compiled whatever its digest says."""
+    done = compiled_for_real("-c", SAMPLE)
+    assert done.returncode == 0, done.stderr
+    found, recorded = json.loads(done.stdout)
+    assert len(found) == len(ARCHITECTURES) and found == recorded
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", ["warps", "stages", "constant", "architecture"])
+def test_a_changed_kernel_is_compiled_again(change):
+    done = compiled_for_real("-c", DIGESTS)
+    assert done.returncode == 0, done.stderr
+    digests = json.loads(done.stdout)
+    assert digests["same"] == digests["recorded"] != digests[change]
+
+
+@needs_nvrtc
+def test_a_kernel_whose_digest_stands_in_the_record_is_not_compiled(monkeypatch):
+    recorded = load_record(nvrtc_version())
+    name = f"{hopper_case(SMALL_BATCH).name} | sm_90"
+    asked = {}
+
+    def compile_none(measure_one, jobs):
+        asked.update(jobs)
+        return dict.fromkeys(jobs, BASE)
+
+    monkeypatch.setattr(resource_gate, "_in_parallel", compile_none)
+    assert measure_all_hopper(recorded) == {key: Resources(**values) for key, values in recorded.items()}
+    assert not asked
+    for stale in ({"code": "another"}, {"code": ""}):
+        found = measure_all_hopper(recorded | {name: recorded[name] | stale})
+        assert list(asked) == [name] and found[name] == BASE
+    assert set(measure_all_hopper()) == set(asked) == set(recorded), "with no record everything is compiled"
+
+
+def test_the_digest_of_a_hopper_kernel_is_of_its_text_and_its_launch():
+    case = hopper_case(LARGE_BATCH)
+    digest = code_key(case, HOPPER)
+    assert digest == code_key(hopper_case(LARGE_BATCH), HOPPER)
+    assert digest != code_key(dataclasses.replace(case, source=case.source + " "), HOPPER)
+    assert digest != code_key(dataclasses.replace(case, plan=SMALL_BATCH), HOPPER)
 
 
 @pytest.mark.slow
