@@ -5,8 +5,8 @@
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
 DEVICE := $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
-# Two files of tests at a time, but not on a GPU, which what they time would share.
-PARALLEL := $(if $(filter cpu,$(DEVICE)),-n 2 --dist loadfile)
+# Two files of tests at a time, in the order of tests/conftest.py, but not on a GPU, which what they time would share.
+PARALLEL := $(if $(filter cpu,$(DEVICE)),-n 2 --dist loadfile --no-loadscope-reorder)
 CONSTRAINTS := constraints-$(DEVICE).txt
 BIN := .venv/bin
 # The stamp carries the device, so a GPU that appears later brings its own pinned set.

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import platform
-import shutil
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from rooflane.families.runtime_compiler import missing_compiler
+from rooflane.families.runtime_compiler import host_compiler, missing_compiler, python_header
 
 PACKAGES = ("shapes", "baseline", "families", "dispatch", "eval")
 # What the records were made with (constraints-gpu.txt) or what the CPU set pins; another version runs, unrecorded.
@@ -147,12 +146,18 @@ def _torch_cuda(driver_gpus: int) -> list[Finding]:
 def _compilers() -> list[Finding]:
     """Report the compilers: g++ serves torch.compile and our launches, NVRTC the kernels in CUDA C++."""
     findings = []
-    host = next((path for path in map(shutil.which, ("g++", "clang++", "c++")) if path), None)
+    host = host_compiler()
     if host:
-        findings.append(Finding("c++ compiler", "ok", _first_line(host, "--version")))
+        findings.append(Finding("c++ compiler", "ok", _first_line(*host, "--version")))
     else:
         remedy = "install g++ (Debian: apt-get install g++); torch.compile and Triton need it"
         findings.append(Finding("c++ compiler", "missing", "none on the path", remedy))
+    header = python_header()
+    if header.exists():
+        findings.append(Finding("python headers", "ok", str(header)))
+    else:
+        remedy = "install them (Debian: apt-get install python3-dev); Triton and our calls in C++ need them"
+        findings.append(Finding("python headers", "missing", f"{header} is not there", remedy))
     missing = missing_compiler()
     if missing:
         remedy = "on an H100 or H200: pip install 'rooflane[hopper]'; without it the slower Triton kernels run there"
@@ -162,10 +167,10 @@ def _compilers() -> list[Finding]:
     return findings
 
 
-def _first_line(command: str, argument: str) -> str:
+def _first_line(command: str, *arguments: str) -> str:
     """Return the first line a tool prints, or the reason it printed none."""
     try:
-        done = subprocess.run([command, argument], capture_output=True, text=True, timeout=10)
+        done = subprocess.run([command, *arguments], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{command} does not answer ({error})"
     lines = done.stdout.strip().splitlines() or ["prints no version"]

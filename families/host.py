@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
-import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -21,14 +21,16 @@ import torch
 from torch import Tensor
 
 from rooflane.families.host_code import CODE
+from rooflane.families.runtime_compiler import HOST_COMPILERS, host_compiler, python_header
 
 NAME = "rooflane_host"
-COMPILERS = ("g++", "clang++", "c++")
-OPTIONS = ("-std=c++20", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-w")
+# Without NDEBUG pybind11 looks for the interpreter's lock at every reference it counts: a microsecond a call.
+OPTIONS = ("-std=c++20", "-O2", "-DNDEBUG", "-shared", "-fPIC", "-fvisibility=hidden", "-w")
 # cuLaunchKernel's grid, block and shared memory; and the status on a thread that has not used the device yet.
 SIZES = [ctypes.c_uint] * 7
 NO_CONTEXT = 201
 LIBRARIES = ("-ltorch_python", "-ltorch_cpu", "-lc10")
+_LOCK = threading.Lock()
 
 
 class PythonLauncher:
@@ -72,41 +74,58 @@ def host_module() -> Any | None:
     `RuntimeError` when the driver refuses. Where the thread has no context yet, `enter()` is called and the launch
     tried again. `Call(...)` is the common call of a `BoundForward`. `sum_versions(tensors)` sums their versions.
     """
+    with _LOCK:
+        try:
+            return _module()
+        except (RuntimeError, OSError, ImportError) as error:
+            warnings.warn(
+                f"the host's part of a call could not be compiled: {error}; calls go through Python and take the host "
+                "longer. It needs a C++ compiler with C++20 and Python's headers (Debian: apt-get install g++ "
+                "python3-dev) and a folder that can be written (TRITON_CACHE_DIR); see rooflane doctor",
+                stacklevel=2,
+            )
+            return None
+
+
+def _module() -> Any:
+    """Return the module from the disk, compiled where it is not there or does not load."""
     from triton.runtime.cache import get_cache_manager
 
-    file_name = NAME + sysconfig.get_config_var("EXT_SUFFIX")
     text = "\n".join((torch.__version__, sys.version, *OPTIONS, CODE))
-    try:
-        store = get_cache_manager(hashlib.sha256(text.encode()).hexdigest())
-        path = store.get_file(file_name) or store.put(_compile(CODE), file_name, binary=True)
-        spec = spec_from_file_location(NAME, path)
-        module = module_from_spec(spec)
-        spec.loader.exec_module(module)
-    except (RuntimeError, OSError, ImportError) as error:
-        warnings.warn(
-            f"the host's part of a call could not be compiled: {' '.join(str(error).split())[:300]}; calls go through "
-            "Python and take the host longer. It needs a C++ compiler and Python's headers (Debian: apt-get install "
-            "g++ python3-dev) and a folder that can be written (TRITON_CACHE_DIR); rooflane doctor says what is "
-            "missing",
-            stacklevel=2,
-        )
-        return None
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    file_name = NAME + sysconfig.get_config_var("EXT_SUFFIX")
+    store = get_cache_manager(digest)
+    found = store.get_file(file_name)
+    if found is not None:
+        # Torn, or linked on another host against libraries that this one lacks: made anew.
+        with suppress(ImportError):
+            return _load(found, digest)
+    return _load(store.put(_compile(CODE), file_name, binary=True), digest)
+
+
+def _load(path: str, digest: str) -> Any:
+    """Import a module from a file; pybind11 tells modules apart by name, so each text has one of its own."""
+    spec = spec_from_file_location(f"{digest}.{NAME}", path)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module
 
 
 def _compile(code: str) -> bytes:
-    """Return a module's machine code; raises `RuntimeError` with what the compiler says."""
-    compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, COMPILERS)), None)
-    if compiler is None:
-        raise RuntimeError(f"none of {', '.join(COMPILERS)} is on the path")
+    """Return a module's machine code; raises `RuntimeError` with what the compiler says first of an error."""
+    compiler = host_compiler()
+    if not compiler:
+        raise RuntimeError(f"none of {', '.join(HOST_COMPILERS)} is on the path")
     home = Path(torch.__file__).parent
-    headers = (home / "include", home / "include/torch/csrc/api/include", sysconfig.get_paths()["include"])
+    headers = (home / "include", home / "include/torch/csrc/api/include", python_header().parent)
     folders = [*(f"-I{path}" for path in headers), f"-L{home / 'lib'}"]
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / f"{NAME}.cpp", Path(folder) / f"{NAME}.so"
         source.write_text(code)
-        command = [compiler, *OPTIONS, *folders, str(source), "-o", str(target), *LIBRARIES]
-        done = subprocess.run(command, capture_output=True, text=True)
+        command = [*compiler, *OPTIONS, *folders, str(source), "-o", str(target), *LIBRARIES]
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
         if done.returncode:
-            raise RuntimeError(f"{compiler} ended with status {done.returncode}: {done.stderr}")
+            lines = done.stderr.splitlines()
+            said = next((line for line in lines if "error" in line), "\n".join(lines))
+            raise RuntimeError(f"{compiler[0]} ended with status {done.returncode}: {' '.join(said.split())[:300]}")
         return target.read_bytes()

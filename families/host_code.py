@@ -4,6 +4,7 @@ CODE = r"""
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <array>
 #include <stdexcept>
 #include <vector>
 
@@ -31,6 +32,8 @@ struct Launcher {
         threads(threads), shared(shared), values(POINTERS), enter(std::move(enter)), held(std::move(held)) {
     values.insert(values.end(), fixed.begin(), fixed.end());
   }
+
+  std::array<py::object *, 2> parts() { return {&enter, &held}; }
 
   // Returns the driver's status. Other threads may run while the driver waits for room in its queue: the parameters
   // are this call's own.
@@ -74,6 +77,10 @@ struct Call {
         current_stream(std::move(current_stream)), enter(std::move(enter)), refresh(std::move(refresh)),
         number(py::int_(index)), device(device), dtype(dtype), sizes(std::move(sizes)), index(index) {}
 
+  std::array<py::object *, 6> parts() {
+    return {&path, &launches, &current_device, &current_stream, &enter, &refresh};
+  }
+
   bool takes(const at::Tensor &tensor, at::ScalarType wanted, at::IntArrayRef extent) const {
     return tensor.device() == device && tensor.scalar_type() == wanted && tensor.sizes() == extent &&
         tensor.is_contiguous() && reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % ALIGNMENT == 0;
@@ -100,7 +107,7 @@ struct Call {
     try {
       py::gil_scoped_release unlocked;
       out = at::empty(extent, x.options());
-    } catch (const c10::Error &) {
+    } catch (const c10::OutOfMemoryError &) {
       return {};  // memory that cannot be had is for Python's path to tell
     }
     const auto result = py::reinterpret_steal<py::object>(THPVariable_Wrap(out));
@@ -117,6 +124,32 @@ struct Call {
   }
 };
 
+// Returns an object's own value, null where its constructor has not run.
+template <typename T>
+T *built(PyObject *object) {
+  auto place = reinterpret_cast<py::detail::instance *>(object)->get_value_and_holder();
+  return place.holder_constructed() ? place.template value_ptr<T>() : nullptr;
+}
+
+// Lets Python's collector see what an object holds: a model may hold the forward that was built on it.
+template <typename T>
+py::custom_type_setup collected() {
+  return py::custom_type_setup([](PyHeapTypeObject *type) {
+    type->ht_type.tp_flags |= Py_TPFLAGS_HAVE_GC;
+    type->ht_type.tp_traverse = [](PyObject *object, visitproc visit, void *arg) -> int {
+      Py_VISIT(Py_TYPE(object));
+      if (T *self = built<T>(object))
+        for (const py::object *part : self->parts()) Py_VISIT(part->ptr());
+      return 0;
+    };
+    type->ht_type.tp_clear = [](PyObject *object) -> int {
+      if (T *self = built<T>(object))
+        for (py::object *part : self->parts()) *part = py::none();
+      return 0;
+    };
+  });
+}
+
 int64_t sum_versions(const py::list &tensors) {
   int64_t total = 0;
   for (const py::handle item : tensors) {
@@ -129,14 +162,14 @@ int64_t sum_versions(const py::list &tensors) {
 }  // namespace
 
 PYBIND11_MODULE(rooflane_host, module) {
-  py::class_<Launcher>(module, "Launcher")
+  py::class_<Launcher>(module, "Launcher", py::module_local(), collected<Launcher>())
       .def(py::init<
            uintptr_t, uintptr_t, unsigned, unsigned, unsigned, std::vector<uint64_t>, py::object, py::object>())
       .def("__call__", [](const Launcher &self, uintptr_t stream, const at::Tensor &x,
                           const std::optional<at::Tensor> &mask, const at::Tensor &out) {
         self.launch(stream, x, mask ? &*mask : nullptr, out);
       });
-  py::class_<Call>(module, "Call")
+  py::class_<Call>(module, "Call", py::module_local(), collected<Call>())
       .def(py::init<
            py::object, py::dict, py::object, py::object, py::object, py::object, at::Device, int, at::ScalarType,
            std::vector<int64_t>>())

@@ -74,7 +74,9 @@ def nvrtc_version() -> str | None:
 def code_key(case: KernelCase | HopperCase, architecture: Architecture) -> str:
     """Return the digest of a kernel's source, constants and options."""
     if isinstance(case, HopperCase):
-        text = f"{architecture.number} {case.plan.shared_bytes} {case.plan.threads} {case.source}"
+        from rooflane.families.cuda_kernel import OPTIONS
+
+        text = f"{architecture.number} {OPTIONS} {case.plan.shared_bytes} {case.plan.threads} {case.source}"
     else:
         text = f"{architecture.number} {case.num_warps} {case.num_stages} {_source(case).hash()}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]

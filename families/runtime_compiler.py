@@ -1,12 +1,29 @@
-"""Whether CUDA C++ can be compiled here at run time; no torch."""
+"""Whether CUDA C++ and the host's C++ can be compiled here at run time; no torch."""
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
+import sysconfig
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 
 # Where the kernels run that are compiled so.
 CAPABILITY = (9, 0)
+HOST_COMPILERS = ("g++", "clang++", "c++")
+
+
+def host_compiler() -> list[str]:
+    """Return the C++ compiler's command, that of `CXX` or the first on the path; empty where there is none."""
+    named = shlex.split(os.environ.get("CXX", ""))
+    return named or [path for path in map(shutil.which, HOST_COMPILERS) if path][:1]
+
+
+def python_header() -> Path:
+    """Return where Python's own header belongs; a system's Python often comes without."""
+    return Path(sysconfig.get_paths()["include"]) / "Python.h"
 
 
 @cache

@@ -22,7 +22,12 @@ os.environ["ROOFLANE_STATE_DIR"] = _STATE.name
 ROOT = Path(__file__).parents[1]
 
 
+# Minutes each: begun first, so that one of two workers is not left with them at the end.
+LONG_FILES = {"test_readme.py", "test_corpus.py", "test_cli_eval.py"}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONG_FILES)
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu_items:
         return

@@ -28,10 +28,18 @@ def test_what_is_not_ok_says_what_to_do():
     assert all(finding.remedy for finding in doctor.examine() if finding.status != "ok")
 
 
-def test_missing_compilers_are_told_with_their_remedy(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+def test_missing_compilers_are_told_with_their_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(doctor, "python_header", lambda: tmp_path / "Python.h")
     findings = by_topic(doctor.examine())
     assert findings["c++ compiler"].status == "missing" and "g++" in findings["c++ compiler"].remedy
+    assert findings["python headers"].status == "missing" and "python3-dev" in findings["python headers"].remedy
+
+
+def test_the_compiler_is_the_one_the_environment_names(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CXX", "echo ccache g++")
+    assert by_topic(doctor.examine())["c++ compiler"].detail == "ccache g++ --version at echo"
 
 
 def test_a_missing_runtime_compiler_is_a_note(monkeypatch: pytest.MonkeyPatch):

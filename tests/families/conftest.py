@@ -10,7 +10,8 @@ import torch
 
 from rooflane.baseline import BaselineTransformer, build_baseline, config_of, generate_random_case, torch_dtype
 from rooflane.families.cuda_kernel import parameter_bits
-from rooflane.families.host import SIZES, PythonLauncher
+from rooflane.families.host import SIZES, PythonLauncher, host_module
+from rooflane.families.runtime_compiler import host_compiler, python_header
 from rooflane.shapes import Shape
 
 
@@ -77,6 +78,14 @@ class Driver:
 
     def launcher(self, kind=PythonLauncher, fixed=FIXED, enter=lambda: None, held=None):
         return kind(self.entry, self.FUNCTION, 132, 256, 217600, fixed, enter, held)
+
+
+@pytest.fixture
+def compiled():
+    """The module of the host's C++."""
+    if not (host_compiler() and python_header().exists()):
+        pytest.skip("needs a C++ compiler and Python's headers")
+    return host_module()
 
 
 @pytest.fixture

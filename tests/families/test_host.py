@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import gc
-import shutil
 import struct
-import sysconfig
+import sys
 import threading
 import weakref
 from pathlib import Path
@@ -19,10 +18,6 @@ from rooflane.families.cuda_kernel import parameter_bits
 from rooflane.families.host import PythonLauncher, host_module
 from rooflane.families.weights import PackedWeights
 
-HEADER = Path(sysconfig.get_paths()["include"]) / "Python.h"
-needs_compiler = pytest.mark.skipif(
-    not (HEADER.exists() and any(map(shutil.which, host.COMPILERS))), reason="needs a C++ compiler and Python's headers"
-)
 STREAM = 0xFEDC_BA98_7654
 B, S, D = 2, 3, 8
 
@@ -30,11 +25,7 @@ B, S, D = 2, 3, 8
 @pytest.fixture(params=["C++", "Python"])
 def launcher(request):
     """Each of the two launchers."""
-    if request.param == "Python":
-        return PythonLauncher
-    if not any(map(shutil.which, host.COMPILERS)):
-        pytest.skip("needs a C++ compiler")
-    return host_module().Launcher
+    return PythonLauncher if request.param == "Python" else request.getfixturevalue("compiled").Launcher
 
 
 @pytest.fixture
@@ -89,27 +80,24 @@ def test_a_launch_the_driver_refuses_raises(launcher, tensors, stand_in):
         stand_in(701).launcher(launcher)(0, *tensors)
 
 
-@needs_compiler
 @pytest.mark.parametrize("stream", ["stream", -1, 1.5, None])
-def test_what_is_no_stream_is_refused(stream, tensors, stand_in):
+def test_what_is_no_stream_is_refused(stream, tensors, stand_in, compiled):
     driver = stand_in()
     with pytest.raises(TypeError):
         driver.launcher(host_module().Launcher)(stream, *tensors)
     assert not driver.calls
 
 
-@needs_compiler
 @pytest.mark.parametrize("given", [(), (0,), (0, "x", None, "out"), (0, 16, 32, 48)], ids=str)
-def test_what_is_no_launch_is_refused(given, stand_in):
+def test_what_is_no_launch_is_refused(given, stand_in, compiled):
     driver = stand_in()
     with pytest.raises(TypeError):
         driver.launcher(host_module().Launcher)(*given)
     assert not driver.calls
 
 
-@needs_compiler
 @pytest.mark.parametrize("fixed", [(1.5,), (-1,), ("a",), 7])
-def test_a_launcher_that_cannot_be_is_refused(fixed, stand_in):
+def test_a_launcher_that_cannot_be_is_refused(fixed, stand_in, compiled):
     with pytest.raises(TypeError):
         stand_in().launcher(host_module().Launcher, fixed=fixed)
 
@@ -124,8 +112,7 @@ def test_parameter_bits():
         parameter_bits(2**31)
 
 
-@needs_compiler
-def test_versions_sum_as_pythons_do():
+def test_versions_sum_as_pythons_do(compiled):
     model = nn.TransformerEncoderLayer(16, 2, 16)
     parameters = list(model.parameters())
     sums = []
@@ -139,8 +126,7 @@ def test_versions_sum_as_pythons_do():
     assert host_module().sum_versions([]) == 0
 
 
-@needs_compiler
-def test_a_sum_over_something_else_is_refused():
+def test_a_sum_over_something_else_is_refused(compiled):
     add = host_module().sum_versions
     with pytest.raises(TypeError, match="a list of tensors"):
         add([torch.zeros(1), 3])
@@ -182,9 +168,7 @@ class Bound:
 
 
 @pytest.fixture
-def bound(stand_in):
-    if not any(map(shutil.which, host.COMPILERS)):
-        pytest.skip("needs a C++ compiler")
+def bound(compiled, stand_in):
     return Bound(stand_in())
 
 
@@ -279,8 +263,7 @@ def test_outputs_belong_to_the_mode_of_the_call(bound, tensors):
     assert not bound.call(tensors[0]).is_inference()
 
 
-@needs_compiler
-def test_a_refused_launch_is_told_and_what_a_part_raises_passes(tensors, stand_in):
+def test_a_refused_launch_is_told_and_what_a_part_raises_passes(tensors, stand_in, compiled):
     refused = Bound(stand_in(701))
     refused.bind(False)
     with pytest.raises(RuntimeError, match="status 701"):
@@ -321,19 +304,70 @@ def test_calls_leave_nothing_behind(bound, tensors):
     assert held() is None
 
 
-def test_without_a_compiler_pythons_paths_serve_and_say_so_once(monkeypatch, tmp_path):
+def test_a_model_that_holds_its_forward_is_let_go(compiled, stand_in):
+    model = nn.Linear(4, 4)
+    launches = {False: stand_in().launcher(compiled.Launcher, held=(model,))}
+    model.fast = compiled.Call(
+        model.forward, launches, *[print] * 4, torch.device("cpu"), 0, torch.float32, (B, S, D)
+    )  # fmt: skip
+    watch = weakref.ref(model)
+    del model, launches
+    gc.collect()
+    assert watch() is None
+
+
+@pytest.fixture
+def empty_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv("CXX", str(tmp_path / "no-such-compiler"))
-    monkeypatch.setattr(host, "host_module", host_module.__wrapped__)
+    return tmp_path
+
+
+def test_without_a_compiler_pythons_paths_serve_and_say_so(monkeypatch, empty_cache):
+    monkeypatch.setenv("CXX", str(empty_cache / "no-such-compiler"))
     with pytest.warns(UserWarning, match=r"no-such-compiler.*apt-get install g\+\+.*rooflane doctor"):
-        assert host.host_module() is None
-
-
-def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv("CXX", shutil.which("false"))
-    with pytest.warns(UserWarning, match="false ended with status 1"):
         assert host_module.__wrapped__() is None
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", str(empty_cache))
+    with pytest.warns(UserWarning, match=r"none of g\+\+, clang\+\+, c\+\+ is on the path"):
+        assert host_module.__wrapped__() is None
+
+
+def test_a_compiler_that_fails_is_quoted_at_its_error(monkeypatch, empty_cache):
+    lines = [f"In file included from header{number}.h" for number in range(50)]
+    said = "\n".join((*lines, "x.cpp:1: fatal error: Python.h: not there"))
+    compiler = empty_cache / "compiler.py"
+    compiler.write_text(f"import sys\nsys.exit({said!r})\n")
+    # A command of several words, as when ccache stands before a compiler.
+    monkeypatch.setenv("CXX", f"{sys.executable} {compiler}")
+    with pytest.warns(UserWarning, match=r"ended with status 1: x.cpp:1: fatal error: Python.h: not there; calls"):
+        assert host_module.__wrapped__() is None
+
+
+def test_a_file_that_does_not_load_is_made_anew(monkeypatch, empty_cache, compiled):
+    good = Path(compiled.__file__).read_bytes()
+    made = []
+    monkeypatch.setattr(host, "CODE", host.CODE + "// a text that no other test loads\n")
+    monkeypatch.setattr(host, "_compile", lambda code: made.append(code) or good[:100])
+    with pytest.warns(UserWarning, match="could not be compiled"):
+        assert host_module.__wrapped__() is None
+    (file,) = empty_cache.rglob("rooflane_host*")
+    assert file.read_bytes() == good[:100]
+    monkeypatch.setattr(host, "_compile", lambda code: made.append(code) or good)
+    assert host_module.__wrapped__().sum_versions([]) == 0 and len(made) == 2
+    assert file.read_bytes() == good
+    assert host_module.__wrapped__().sum_versions([]) == 0 and len(made) == 2, "from now on from the disk"
+
+
+def test_modules_of_two_texts_are_two_modules(monkeypatch, empty_cache, compiled):
+    """pybind11 hands out the module it knows by a name: another version's must not be taken for ours."""
+    good = Path(compiled.__file__).read_bytes()
+    other = good.replace(b"expected a list of tensors", b"expected a list of TENSORS")
+    assert other != good
+    monkeypatch.setattr(host, "_compile", lambda code: other)
+    monkeypatch.setattr(host, "CODE", host.CODE + "\n")
+    for module, said in ((host_module.__wrapped__(), "TENSORS"), (compiled, "tensors")):
+        with pytest.raises(TypeError, match=said):
+            module.sum_versions([3])
 
 
 def test_packed_weights_notice_a_change_either_way():

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from rooflane.families import resource_gate
+from rooflane.families import cuda_kernel, resource_gate
 from rooflane.families.kernel_resources import (
     ARCHITECTURES,
     Resources,
@@ -224,12 +224,14 @@ def test_a_kernel_whose_digest_stands_in_the_record_is_not_compiled(monkeypatch)
     assert set(measure_all_hopper()) == set(asked) == set(recorded), "with no record everything is compiled"
 
 
-def test_the_digest_of_a_hopper_kernel_is_of_its_text_and_its_launch():
+def test_the_digest_of_a_hopper_kernel_is_of_its_text_its_launch_and_the_compilers_options(monkeypatch):
     case = hopper_case(LARGE_BATCH)
     digest = code_key(case, HOPPER)
     assert digest == code_key(hopper_case(LARGE_BATCH), HOPPER)
     assert digest != code_key(dataclasses.replace(case, source=case.source + " "), HOPPER)
     assert digest != code_key(dataclasses.replace(case, plan=SMALL_BATCH), HOPPER)
+    monkeypatch.setattr(cuda_kernel, "OPTIONS", (*cuda_kernel.OPTIONS, "--use_fast_math"))
+    assert digest != code_key(case, HOPPER)
 
 
 @pytest.mark.slow
