@@ -91,3 +91,9 @@ def compiled():
 @pytest.fixture
 def stand_in() -> type[Driver]:
     return Driver
+
+
+@pytest.fixture
+def tensors():
+    """An input `[2, 3, 8]`, a mask and an output."""
+    return torch.ones(2, 3, 8), torch.ones(2, 3, dtype=torch.bool), torch.zeros(2, 3, 8)
