@@ -142,6 +142,8 @@ def load_rules(path: str | Path | None = None, strict: bool = True) -> RuleTable
     """
     found, source = find_user_table(path, RuleError)
     path = SHIPPED_RULES if found is None else found
+    if not path.is_file() and source != "given":
+        raise RuleError(f"{path}: no such file, and {source} names it as the rule table; mend or remove that")
     table, alone = _parse(read_text(path, RuleError), path, source)
     if not alone and not path.samefile(SHIPPED_RULES):
         table = _over_ours(table)

@@ -23,7 +23,7 @@ from rooflane.baseline import (
     torch_dtype,
 )
 from rooflane.eval.candidates import Plan, build_candidate, parse_candidate, plan_candidate
-from rooflane.eval.failures import is_oom, one_line
+from rooflane.eval.failures import is_oom, told
 from rooflane.eval.records import COPY_PREFIX, EAGER, NOOP, Kind, Status, Timing, Verification
 from rooflane.shapes import Shape
 
@@ -54,7 +54,7 @@ class Arm:
     def fail(self, error: Exception, doing: str) -> None:
         """Note that the arm raised, and let go of what it holds."""
         self.status = "oom" if is_oom(error) else "error"
-        self.reason = f"{doing}: {type(error).__name__}: {one_line(error)}"
+        self.reason = f"{doing}: {told(error)}"
         self.drop()
 
     def drop(self) -> None:

@@ -14,7 +14,7 @@ from typing import Protocol
 
 # Of an arm's seconds, what warm-up calls may take.
 WARM_SHARE = 0.2
-# Of three blocks, arms that give context stand in the first (EVALUATION.md d1.2): their intervals need no more.
+# Of three blocks, arms that give context stand in the first: their intervals need no more.
 SPARSE_EVERY = 3
 
 

@@ -170,7 +170,11 @@ class Campaign:
         """Bring one process's rows to completion, with as many teams of workers as it takes."""
         self._add(self.owed.foregone(process))
         order = list(self.owed.shapes.values())
-        random.Random(derive_seed(self.seed, process, "shape order")).shuffle(order)
+        if self.settings.time_budget_s is None:
+            random.Random(derive_seed(self.seed, process, "shape order")).shuffle(order)
+        else:
+            # Where time may run out, it is to run out on the same shapes in every process.
+            order.sort(key=lambda shape: self.meta.prediction(shape.id).classification["predicted_s"])
         while todo := self.owed.todo(process, order):
             before = len(self.owed.rows)
             self.at = ""

@@ -92,7 +92,7 @@ def make_cell(measured: Measured, shape: str, name: str) -> Cell:
     """Return one arm's figures on one shape; what is judged over all shapes is added by `judged`."""
     meta, records = measured.meta, measured.rows(shape, name)
     if not records:
-        return Cell(name, _kind(meta, name), "error", "no row was written")
+        return Cell(name, _kind(meta, name), "error", "no row was written; rooflane eval --resume measures it")
     rows = [records[process] for process in sorted(records)]
     worst = max(rows, key=lambda row: SEVERITY.index(row.status))
     checks = [row.verification for row in rows if row.verification]

@@ -19,6 +19,9 @@ from rooflane.eval.run import Run
 from rooflane.eval.stats import Interval, welch_interval
 from rooflane.eval.verdict import MARGIN, Verdict, judge, judge_campaign
 
+# Settings that decide how many calls a figure rests on.
+TIMED_BY = ("budget_s", "rounds", "repeats", "warmups")
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -79,7 +82,7 @@ def compare(a: str, b: str, *, run: Run | None = None, margin: float = MARGIN) -
     contaminated = _contaminated(left, right, floors)
     processes = min(len(side.processes(shapes)) for side in (left, right))
     quick = any(side.run.meta.settings["quick"] for side in (left, right))
-    judged = _Terms(processes, quick, contaminated, margin)
+    judged = _Terms(processes, quick, contaminated, _unlike(left, right), margin)
     pairs = [
         Pair(shape, _ms(left, shape), _ms(right, shape), one.interval, *judged.shape(one, floors.shapes.get(shape)))
         for shape, one in estimates.items()
@@ -106,12 +109,15 @@ class _Terms:
     processes: int
     quick: bool
     contaminated: str
+    unlike: str
     margin: float
 
     def mean(self, geomean: Interval | None, floor: Floor | None) -> tuple[str, str]:
         """Return the verdict on the geometric mean, and why."""
         if geomean is None:
             return Verdict.NONE, "there is no mean over every shape and process"
+        if self.unlike:
+            return Verdict.NONE, self.unlike
         found = judge_campaign(
             geomean,
             floor,
@@ -134,13 +140,17 @@ class _Terms:
 def _common(left: Side, right: Side) -> tuple[list[str], dict[str, str]]:
     """Return the shapes both can be compared on, in the files' order, and why the others are left out."""
     common, left_out = [], {}
+    sizes = [{shape.id: shape for shape in side.run.meta.shape_list()} for side in (left, right)]
     for shape in dict.fromkeys(shape.id for side in (left, right) for shape in side.run.meta.shape_list()):
         if not any(side.evidence.measured.rows(shape, side.arm) for side in (left, right)):
             continue
         if not (left.owes(shape) and right.owes(shape)):
             continue
         reasons = [reason for side in (left, right) if (reason := side.unusable(shape))]
-        if reasons:
+        own, other = (side.get(shape) for side in sizes)
+        if own and other and own != other:
+            left_out[shape] = f"it is {own.label()} in one run and {other.label()} in the other"
+        elif reasons:
             left_out[shape] = " and ".join(dict.fromkeys(reasons))
         elif (
             left.run.folder.resolve() == right.run.folder.resolve()
@@ -192,6 +202,14 @@ def _floors(left: Side, right: Side, shapes: Sequence[str], paired: bool) -> Flo
     return find_floors(nulls, means, by_shape)
 
 
+def _unlike(left: Side, right: Side) -> str:
+    """Return why two runs timed different things, empty when they did not."""
+    inputs = [side.run.meta.settings["inputs"] for side in (left, right)]
+    if inputs[0] == inputs[1]:
+        return ""
+    return f"one run timed calls on {inputs[0]} inputs, the other on {inputs[1]} ones; measure both the same way"
+
+
 def _contaminated(left: Side, right: Side, floors: Floors) -> str:
     """Return why a comparison rests on a disturbed campaign, empty when it does not."""
     for side in (left, right):
@@ -220,6 +238,14 @@ def _notes(left: Side, right: Side) -> tuple[str, ...]:
     places = [(machine_of(side.evidence.environment), software_of(side.evidence.environment)) for side in (left, right)]
     if places[0] != places[1]:
         notes.append(f"the runs differ in machine or software: {'; '.join(', '.join(place) for place in places)}")
+    settings = [side.run.meta.settings for side in (left, right)]
+    other = [
+        f"{name} {settings[0][name]} and {settings[1][name]}"
+        for name in TIMED_BY
+        if len({str(one[name]) for one in settings}) > 1
+    ]
+    if other:
+        notes.append(f"the runs timed with other settings: {', '.join(other)}")
     return tuple(dict.fromkeys(notes))
 
 

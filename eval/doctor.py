@@ -146,12 +146,7 @@ def _torch_cuda(driver_gpus: int) -> list[Finding]:
 def _compilers() -> list[Finding]:
     """Report the compilers: g++ serves torch.compile and our launches, NVRTC the kernels in CUDA C++."""
     findings = []
-    host = host_compiler()
-    if host:
-        findings.append(Finding("c++ compiler", "ok", _first_line(*host, "--version")))
-    else:
-        remedy = "install g++ (Debian: apt-get install g++); torch.compile and Triton need it"
-        findings.append(Finding("c++ compiler", "missing", "none on the path", remedy))
+    findings.append(_cpp_compiler())
     header = python_header()
     if header.exists():
         findings.append(Finding("python headers", "ok", str(header)))
@@ -165,6 +160,31 @@ def _compilers() -> list[Finding]:
     else:
         findings.append(Finding("nvrtc", "ok", f"usable, cuda-bindings {_installed('cuda-bindings')}"))
     return findings
+
+
+def _cpp_compiler() -> Finding:
+    """Report the C++ compiler by giving it a line to compile."""
+    topic = "c++ compiler"
+    try:
+        command = host_compiler()
+    except RuntimeError as error:
+        return Finding(topic, "missing", str(error), "mend CXX or unset it")
+    if not command:
+        remedy = "install g++ (Debian: apt-get install g++); torch.compile and Triton need it"
+        return Finding(topic, "missing", "none on the path", remedy)
+    check = [*command, "-std=c++20", "-fsyntax-only", "-x", "c++", "-"]
+    try:
+        done = subprocess.run(
+            check, input="int main() {}\n", capture_output=True, text=True, errors="replace", timeout=30
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        said = str(error)
+    else:
+        if not done.returncode:
+            return Finding(topic, "ok", _first_line(*command, "--version"))
+        said = " ".join(done.stderr.split())[:200] or f"it ends with status {done.returncode}"
+    remedy = "install g++ 10 or newer (Debian: apt-get install g++); if CXX is set, mend or unset it"
+    return Finding(topic, "missing", f"{' '.join(command)} does not compile C++20: {said}", remedy)
 
 
 def _first_line(command: str, *arguments: str) -> str:

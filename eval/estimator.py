@@ -1,10 +1,10 @@
-"""The estimator: from round medians to log-ratios by process, and from those to intervals (EVALUATION.md d3)."""
+"""The estimator: from round medians to log-ratios by process, and from those to intervals."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from rooflane.eval.contamination import Contamination
@@ -40,7 +40,8 @@ class Estimate:
     """How many times faster one arm is than another: by shape, and over all shapes as a geometric mean.
 
     `logs` are natural logarithms by shape and process. `per_process` has the processes in which every shape has one.
-    The mean is None when a shape was not timed in some process.
+    The mean is None when a shape was not timed in some process. `excused` are the processes left out of it, each with
+    the shapes of which it has no clean block.
     """
 
     logs: Mapping[str, Mapping[int, float]]
@@ -48,6 +49,7 @@ class Estimate:
     per_process: Mapping[int, float]
     geomean: Interval | None
     sign_flip_p: float | None
+    excused: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
 
 def shape_logs(
@@ -85,11 +87,12 @@ def estimate(
     arm. A process in which an arm was not timed takes the mean away.
     """
     logs: dict[str, dict[int, float]] = {}
-    excused: set[int] = set()
+    excused: dict[int, tuple[str, ...]] = {}
     for shape in shapes:
         logs[shape], spoilt = shape_logs(rounds, shape, base, arm, contamination)
-        excused |= spoilt
-    return combine(logs, [process for process in processes if process not in excused])
+        excused |= {process: (*excused.get(process, ()), shape) for process in spoilt}
+    found = combine(logs, [process for process in processes if process not in excused])
+    return replace(found, excused=dict(sorted(excused.items())))
 
 
 def combine(logs: Mapping[str, Mapping[int, float]], processes: Sequence[int]) -> Estimate:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -119,7 +120,8 @@ class Headline:
     right and timed on every one of them in every process: a failed shape takes the mean away, it never leaves it.
     `penalised` is the second figure then: the mean with every failed shape at 1x, or at its own ratio where lower.
     `ratio_verdict` is what the times alone say; `verdict` puts the facts about the outputs before it. `partial` counts
-    the shapes timed in some processes only: the clock chose what is left, so no verdict is formed over it.
+    the shapes timed in some processes only: the clock chose what is left, so no verdict is formed over it. `excused`
+    are the processes without a mean, each with the shapes of which the machine spoilt every block.
     """
 
     candidate: str
@@ -139,6 +141,7 @@ class Headline:
     mix_tokens_per_s: Interval | None = None
     mix_price: Interval | None = None
     partial: int = 0
+    excused: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -176,7 +179,14 @@ class Summary:
         ]
         if self.missing:
             lines.append(f"{self.missing} planned rows are missing; `rooflane eval --resume` measures them")
+        if self.unmeasured and not lines:
+            lines.append("nothing was measured: every shape was left out, for the reasons beside it")
         return lines
+
+    @property
+    def unmeasured(self) -> bool:
+        """Whether no output of any candidate was as much as looked at."""
+        return all(cell.status in ("skipped", "infeasible") for _, cell in self._cells(("candidate",)))
 
     def exit_code(self, require: str = "complete", accept_contract: bool = False) -> ExitCode:
         """Return the run's exit status; facts about outputs come before missing rows, those before the times.
@@ -192,7 +202,7 @@ class Summary:
             return ExitCode.INTEGRITY
         if "incorrect" in failed:
             return ExitCode.INCORRECT
-        if failed or self.missing:
+        if failed or self.missing or self.unmeasured:
             return ExitCode.INCOMPLETE
         if not accept_contract and any(cell.depends_on_contract for _, cell in self._cells(("candidate",))):
             return ExitCode.CONTRACT

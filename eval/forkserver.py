@@ -24,6 +24,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from contextlib import suppress
 from importlib import import_module
 
@@ -43,11 +44,13 @@ class ForkServer:
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.environment = _environment()
+        # A file, not a pipe: nobody drains it while the server lives.
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
             module_command("rooflane.eval.forkserver", str(theirs.fileno())),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            stderr=self._said,
             pass_fds=(theirs.fileno(),),
             start_new_session=True,  # Ctrl-C reaches the parent alone
         )
@@ -72,7 +75,10 @@ class ForkServer:
         return self._reply()["pid"]
 
     def preload(self, modules: tuple[str, ...]) -> None:
-        """Import modules in the server, so that workers forked from now on have them."""
+        """Import modules in the server, so that workers forked from now on have them.
+
+        What does not import there is left to the workers, whose rows say why it does not.
+        """
         self._await_imports()
         self._socket.send(json.dumps({"op": "import", "modules": modules}).encode())
         self._reply()
@@ -88,7 +94,7 @@ class ForkServer:
         with suppress(ProcessLookupError):
             self._process.kill()
         self._process.wait()
-        self._process.stderr.close()
+        self._said.close()
 
     def _await_imports(self) -> None:
         """Wait, the first time, for what the server imports by itself; raises `ForkServerError` when it cannot."""
@@ -98,16 +104,23 @@ class ForkServer:
         with suppress(OSError):
             self._ready = bool(self._socket.recv(1 << 16))
         if not self._ready:
-            said = self._process.stderr.read().decode(errors="replace") if self._process.poll() is not None else ""
-            self.close()
-            raise ForkServerError(" ".join(said.split())[-300:] or "it said nothing")
+            raise ForkServerError(self._last_words())
         self._socket.settimeout(None)
 
     def _reply(self) -> dict:
-        data = self._socket.recv(1 << 16)
+        data = b""
+        with suppress(OSError):  # reset, where it was killed with a request unread
+            data = self._socket.recv(1 << 16)
         if not data:
-            raise ForkServerError("it ended")
+            raise ForkServerError(self._last_words())
         return json.loads(data)
+
+    def _last_words(self) -> str:
+        """Return the end of what a server said that answers no more, and end it."""
+        self._said.seek(0)
+        said = self._said.read().decode(errors="replace")
+        self.close()
+        return f"the workers' server ended: {' '.join(said.split())[-300:] or 'it said nothing'}"
 
 
 class ForkServerError(RuntimeError):
@@ -197,7 +210,8 @@ def serve(channel: socket.socket) -> None:
             channel.send(json.dumps({"pid": pid}).encode())
         elif message["op"] == "import":
             for module in message["modules"]:
-                import_module(module)
+                with suppress(Exception):
+                    import_module(module)
             channel.send(json.dumps({}).encode())
         else:
             channel.send(json.dumps({"status": _status(message["pid"], message["op"] == "wait")}).encode())

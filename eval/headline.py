@@ -72,6 +72,7 @@ def _means(measured: Measured, candidate: str, counted: Sequence[ShapeRow], foun
         "geomean": found.geomean,
         "per_process": tuple(map(math.exp, found.per_process.values())),
         "sign_flip_p": found.sign_flip_p,
+        "excused": found.excused,
         "dividend": math.exp(fmean(map(math.log, dividends))) if all(dividends) else None,
         "mix_tokens_per_s": mix,
         "mix_price": price_interval(price, mix) if price and mix else None,

@@ -55,6 +55,8 @@ def price_mix(
         and measured.rounds.of(shape.id, arm)
     ]
     wanted = {name: count for name, count in (calls or dict.fromkeys(good, 1.0)).items() if count}
+    if calls and not wanted:
+        raise EvaluationError("the mix holds no call; give at least one shape a number above 0")
     for name in wanted:
         if name not in good:
             raise EvaluationError(

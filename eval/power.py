@@ -1,4 +1,4 @@
-"""How many processes a wanted resolution takes, before any of them runs (EVALUATION.md d6)."""
+"""How many processes a wanted resolution takes, before any of them runs."""
 
 from __future__ import annotations
 

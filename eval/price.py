@@ -1,4 +1,4 @@
-"""What tokens cost: from throughput with its interval to dollars, over one shape or a mix (EVALUATION.md d8)."""
+"""What tokens cost: from throughput with its interval to dollars, over one shape or a mix."""
 
 from __future__ import annotations
 

@@ -15,6 +15,8 @@ from rooflane.shapes import Shape
 
 SCHEMA_VERSION = 1
 RUN_FILE = "run.json"
+# Stands in its place in what `rooflane submit` writes.
+SUBMISSION_FILE = "submission.json"
 RECORDS_FILE = "records.jsonl"
 
 EAGER = "eager"

@@ -94,9 +94,7 @@ def regret(run: Run, table: RuleTable) -> Regret:
         }
         choice = next((arm for arm, built in arms.items() if built == wanted), None)
         if choice is None or len(set(map(str, arms.values()))) < 2:
-            have = ", ".join(arms) or "none"
-            what = f"{chosen.family}, which rule {chosen.rule.name} chooses," if choice is None else "a second family"
-            left_out[shape.id] = f"{what} was not measured with a right output in every process (those are: {have})"
+            left_out[shape.id] = _why_not(chosen.family, chosen.rule.name, choice, list(logs))
             continue
         oracle = {process: _best(logs, [other for other in processes if other != process]) for process in processes}
         lost = [logs[oracle[process]][process] - logs[choice][process] for process in processes]
@@ -113,12 +111,28 @@ def regret(run: Run, table: RuleTable) -> Regret:
         )
         counted.append((row, logs, lost, seeming))
     if not counted:
-        why = "; ".join(f"shape {shape}: {reason}" for shape, reason in left_out.items())
+        reasons: dict[str, list[str]] = {}
+        for shape, reason in left_out.items():
+            reasons.setdefault(reason, []).append(shape)
+        why = "; ".join(f"shape {', '.join(names)}: {reason}" for reason, names in reasons.items())
         raise EvaluationError(
             f"{run.folder}: no shape can be judged ({why}); measure the families beside each other, as in "
             "rooflane eval FILE --candidate FAMILY --candidate FAMILY"
         )
     return _over_shapes(run, table, counted, left_out, processes)
+
+
+def _why_not(family: str, rule: str, choice: str | None, measured: Sequence[str]) -> str:
+    """Return why a shape has no regret."""
+    have = ", ".join(measured) or "none"
+    if choice is None:
+        return (
+            f"{family}, which rule {rule} chooses, was not measured with a right output in every process (those are: "
+            f"{have})"
+        )
+    if len(measured) > 1:
+        return f"every arm measured there runs {family} ({have})"
+    return f"a second family was not measured with a right output in every process (there is: {have})"
 
 
 def _over_shapes(

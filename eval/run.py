@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from rooflane.eval.digest import is_sealed, seal, unseal, verify_seal
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.nulls import NULLS_FILE, NullResult, append_nulls, matching, read_nulls, store_path
-from rooflane.eval.records import RECORDS_FILE, RUN_FILE, Record, RunMeta, append_records, read_records
+from rooflane.eval.records import RECORDS_FILE, RUN_FILE, SUBMISSION_FILE, Record, RunMeta, append_records, read_records
 
 if TYPE_CHECKING:
     from rooflane.eval.summary import Summary
@@ -125,6 +125,10 @@ def read_run(folder: str | Path) -> Run:
     try:
         meta = RunMeta.model_validate_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
+        if (folder / SUBMISSION_FILE).is_file():
+            raise EvaluationError(
+                f"{folder}: a submission, no run; `rooflane submit --resume {folder}` shows it again"
+            ) from None
         raise EvaluationError(
             f"{folder}: not a run, there is no {RUN_FILE} in it; name a folder that `rooflane eval` wrote"
         ) from None

@@ -1,4 +1,4 @@
-"""Choosing among many configurations without believing the luckiest one (EVALUATION.md d7).
+"""Choosing among many configurations without believing the luckiest one.
 
 The best of many identical configurations looks faster than all of them by the noise alone. So: screen by successive
 halving on interleaved rounds, confirm the finalists on processes that had no part in the screening, and change an

@@ -47,9 +47,15 @@ class Settings(BaseModel):
     warmups: int = Field(default=20, ge=1)
     repeats: int = Field(default=100, ge=1)
     trials: int = Field(default=5, ge=1)
-    budget_s: float | None = Field(default=None, gt=0, description="timing seconds per arm, shape and process")
-    max_call_s: float | None = Field(default=None, gt=0, description="a slower predicted call is not run")
-    time_budget_s: float | None = Field(default=None, gt=0, description="seconds for the whole run")
+    budget_s: float | None = Field(
+        default=None, gt=0, allow_inf_nan=False, description="timing seconds per arm, shape and process"
+    )
+    max_call_s: float | None = Field(
+        default=None, gt=0, allow_inf_nan=False, description="a slower predicted call is not run"
+    )
+    time_budget_s: float | None = Field(
+        default=None, gt=0, allow_inf_nan=False, description="seconds for the whole run"
+    )
     reference_budget_s: float = Field(default=120.0, gt=0, description="seconds for the chunked reference of a shape")
     memory_cap_bytes: int | None = Field(default=None, gt=0)
     arm_timeout_s: float = Field(default=900.0, gt=0, description="a worker silent for longer is ended")

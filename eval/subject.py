@@ -190,9 +190,8 @@ def flipped_weights(model: nn.Module) -> dict[str, Tensor]:
 
 def failure(error: Exception) -> dict[str, Any]:
     """Return how a call failed: wrong output, or the status and reason of what it raised."""
-    from rooflane.eval.failures import is_oom, one_line
+    from rooflane.eval.failures import is_oom, told
 
     if isinstance(error, WrongKind):
         return {"wrong": str(error)}
-    reason = f"{type(error).__name__}: {one_line(error)}"
-    return {"failed": "oom" if is_oom(error) else "error", "reason": reason}
+    return {"failed": "oom" if is_oom(error) else "error", "reason": told(error)}

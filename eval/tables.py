@@ -23,7 +23,7 @@ __all__ = [
 
 CONTROL_TITLES = {NULL: "null", "compiled": "compiled", "compiled_reduce_overhead": "compiled RO", "sdpa": "SDPA"}
 GATE_MARK = "!"
-# Above this share of a call the clock's tick is felt (EVALUATION.md d1.7). An H200's 32 ns are 0.1% of 32 us, so an
+# Above this share of a call the clock's tick is felt. An H200's 32 ns are 0.1% of 32 us, so an
 # event pair holds one call, as the organiser's does; a window of several would hold their fingerprints too.
 COARSE_TICK = 0.01
 
@@ -201,6 +201,8 @@ def _headline_line(headline: Headline) -> str:
         said = "" if headline.verdict == "none" else f"{verdict}, "
         return f"{headline.candidate}: {said}{of} passed, no geometric mean: {headline.why}{second}"
     each = ", ".join(f"{value:.3g}x" for value in headline.per_process)
+    for process, shapes in headline.excused.items():
+        each += f" (process {process} left out, with no clean block of shape {' and '.join(shapes)})"
     floor = f", floor {headline.floor.describe()}" if headline.floor else ""
     nulls = [("null", headline.null), ("its own null", headline.copy_null)]
     said = "".join(f"; {name} {interval(null)}" for name, null in nulls if null)

@@ -1,4 +1,4 @@
-"""What an interval says against the noise floor, in one word and one reason (EVALUATION.md d5)."""
+"""What an interval says against the noise floor, in one word and one reason."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rooflane.eval.stats import CONFIDENCE, Interval
 
 # Within this of 1 two arms count as equal, where the caller declares no other margin.
 MARGIN = 0.01
-# With fewer processes a campaign shows intervals and claims nothing (EVALUATION.md d1).
+# With fewer processes a campaign shows intervals and claims nothing.
 LEAST_PROCESSES = 6
 
 

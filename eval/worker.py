@@ -21,7 +21,7 @@ from rooflane.eval.arms import Arm, first_call, free_memory
 from rooflane.eval.cache_states import CacheStates
 from rooflane.eval.channel import Channel, end_with_parent
 from rooflane.eval.environment import describe_environment, gpu_uuid
-from rooflane.eval.failures import is_oom, one_line
+from rooflane.eval.failures import is_oom, told
 from rooflane.eval.interpreter import add_working_folder
 from rooflane.eval.judge import Judge
 from rooflane.eval.outputs import SharedBytes
@@ -62,7 +62,7 @@ class Worker:
             return self.ops[op](**values)
         except Exception as error:
             status = "oom" if is_oom(error) else "error"
-            return {"failed": status, "reason": f"{type(error).__name__}: {one_line(error)}"}
+            return {"failed": status, "reason": told(error)}
 
     def hello(self, device: str, profile: dict[str, Any], rules: str, describe: bool) -> dict[str, Any]:
         """Set this process up for a device; `rules` is the run's own table as TOML."""

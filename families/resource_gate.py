@@ -13,10 +13,11 @@ kernel whose digest of source, constants and options stands beside its figures.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from multiprocessing import get_context
@@ -118,7 +119,7 @@ def load_record(version: str) -> Recorded:
 
     Raises `LookupError` when that version was never recorded.
     """
-    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    record = _read()
     if version not in record:
         raise LookupError(
             f"{RECORD.name} holds no record of {version} (it has {', '.join(record) or 'none'}); look at what it makes "
@@ -127,9 +128,17 @@ def load_record(version: str) -> Recorded:
     return record[version]
 
 
+def _read() -> dict[str, Recorded]:
+    """Return the whole record; raises `LookupError` when it is torn."""
+    try:
+        return json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    except ValueError as error:
+        raise LookupError(f"{RECORD} is no JSON ({error}); put it back with git checkout") from None
+
+
 def write_record(version: str, measured: dict[str, Resources]) -> None:
     """Write a compiler version's figures into the record, the other versions kept."""
-    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    record = _read()
     record[version] = {key: asdict(value) for key, value in measured.items()}
     RECORD.write_text("\n".join(_lines(record)) + "\n")
 
@@ -145,8 +154,17 @@ def _lines(record: Mapping[str, Recorded]) -> Iterator[str]:
     yield "}"
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Record or compare; return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m rooflane.families.resource_gate", description=__doc__.splitlines()[0]
+    )
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--changed", action="store_true", help="compile only what has changed since it was recorded")
+    mode.add_argument("--record", action="store_true", help="write the record for these compiler versions")
+    options = parser.parse_args(arguments)
+    if options.record and not os.access(RECORD if RECORD.exists() else RECORD.parent, os.W_OK):
+        parser.error(f"{RECORD} cannot be written, so nothing is compiled; record in a checkout of your own")
     compilers = {compiler_version(): measure_all}
     nvrtc = nvrtc_version()
     if nvrtc is None:
@@ -155,7 +173,7 @@ def main() -> int:
         compilers[nvrtc] = measure_all_hopper
     failed = 0
     for version, measure_them in compilers.items():
-        if "--record" in sys.argv[1:]:
+        if options.record:
             write_record(version, measure_them())
             print(f"{RECORD.name}: recorded {version}")
             continue
@@ -165,7 +183,7 @@ def main() -> int:
             print(error, file=sys.stderr)
             failed = 1
             continue
-        differences = compare(recorded, measure_them(recorded if "--changed" in sys.argv[1:] else None))
+        differences = compare(recorded, measure_them(recorded if options.changed else None))
         print("\n".join(differences) or f"every shipped kernel is as recorded under {version}")
         failed |= bool(differences)
     return failed

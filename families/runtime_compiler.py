@@ -16,8 +16,15 @@ HOST_COMPILERS = ("g++", "clang++", "c++")
 
 
 def host_compiler() -> list[str]:
-    """Return the C++ compiler's command, that of `CXX` or the first on the path; empty where there is none."""
-    named = shlex.split(os.environ.get("CXX", ""))
+    """Return the C++ compiler's command, that of `CXX` or the first on the path; empty where there is none.
+
+    Raises `RuntimeError` where `CXX` is no command.
+    """
+    text = os.environ.get("CXX", "")
+    try:
+        named = shlex.split(text)
+    except ValueError as error:
+        raise RuntimeError(f"CXX={text!r} is no command ({error}); mend the variable or unset it") from None
     return named or [path for path in map(shutil.which, HOST_COMPILERS) if path][:1]
 
 

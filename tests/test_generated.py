@@ -10,7 +10,7 @@ from statistics import mean, median, stdev
 import pytest
 
 from rooflane.dispatch import load_profile
-from rooflane.eval import open_run, render_readme_table, update_between_markers
+from rooflane.eval import compare, open_run, render_readme_table, update_between_markers
 from rooflane.families import get_family
 from rooflane.shapes import load_shapes
 
@@ -115,6 +115,20 @@ def test_every_shape_resident_takes_is_faster_than_without_it(campaigns):
     assert min(with_it.per_process) > max(without.per_process)
 
 
+def test_the_briefs_ratios_are_those_of_compare(root, campaigns):
+    page = (root / "briefs" / "resident.md").read_text()
+    first, second = (str(run.folder) for run in campaigns)
+    beside = {pair.shape: pair.ratio for pair in compare("dispatched", "sdpa_flash", run=campaigns[1]).pairs}
+    gains = [beside[shape].centre for shape in beside if shape not in ("8", "13")]
+    assert len(gains) == 11 and f"by {min(gains):.3g}x to {max(gains):.3g}x, paired by process" in page
+    across = {pair.shape: pair for pair in compare(f"{first}::dispatched", f"{second}::dispatched").pairs}
+    apart = [shape for shape, pair in across.items() if not pair.ratio.low <= 1.003 or not pair.ratio.high >= 0.997]
+    ratio, floor = across["3"].ratio, across["3"].floor
+    assert apart == ["3"] and ratio.low < 1 + floor.value
+    said = f"{ratio.centre:.3g}x [{ratio.low:.3g}, {ratio.high:.3g}], inside its noise floor"
+    assert f"{said} of {100 * floor.value:.0f} %" in page and said in (root / "README.md").read_text()
+
+
 def latency_intervals(run, arm):
     times: dict[str, list[float]] = {}
     for record in run.records():
@@ -131,14 +145,17 @@ def t_interval(values):
 
 
 @pytest.mark.parametrize("way", ["dispatched", "exported"])
-def test_the_submission_passed_on_every_shape(root, way):
+def test_the_submission_passed_on_every_shape(root, campaigns, way):
     lines = (root / "briefs" / "records" / "h200-submit" / way / "rows.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     assert {row["shape"] for row in rows if row["outcome"] == "passed"} == {str(number) for number in range(1, 14)}
     page = (root / "briefs" / "submit.md").read_text()
+    spans = {row.shape.id: row.cells["dispatched"].event_ms for row in campaigns[0].summary().rows}
     for row in rows:
         cells = next(line for line in page.splitlines() if line.startswith(f"| {row['shape']} |")).split(" | ")
         assert float(cells[1 + (way == "exported")]) == row["figures"]["optimized"]["median_ms"]
+        span = spans[row["shape"]]
+        assert cells[4] == f"{span.low:.4f}-{span.high:.4f} |"
 
 
 def test_the_seeds_record_holds_every_shape_the_resident_family_claims(root):

@@ -101,6 +101,8 @@ def eval_command(
     if file is None:
         raise typer.BadParameter("name a shape file, such as shapes/published.csv, or --resume a run", context)
     shapes = find_shapes(file, shape or ())
+    if memory_cap is not None and not 0 < memory_cap < float("inf"):
+        raise EvaluationError(f"--memory-cap {memory_cap:g}: it must be a number greater than 0, in GB")
     settings: dict[str, Any] = {
         "device": device,
         "profile": profile,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -45,4 +46,4 @@ def candidate_command(
             file.write(text)
     except FileExistsError:
         raise EvaluationError(f"{out}: exists already and is left as it is; name another file with --out") from None
-    print(f"{out} written; evaluate it with: rooflane eval published.csv --shape 2 --candidate {out}")
+    print(f"{out} written; evaluate it with: rooflane eval published.csv --shape 2 --candidate {shlex.quote(str(out))}")

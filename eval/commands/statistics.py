@@ -35,18 +35,20 @@ def plan_command(
     from rooflane.eval.nulls import read_nulls, store_path
     from rooflane.eval.power import noise_of, parse_share, plan
 
-    known = None if floor is None else parse_share(floor)
+    known, wanted = None if floor is None else parse_share(floor), parse_share(see)
     if sd is not None:
         noises = [("given", parse_share(sd), None)]
     else:
         path = nulls or store_path()
+        if nulls and not path.exists():
+            raise EvaluationError(f"{path}: no such file; --nulls takes a file of null results, such as {store_path()}")
         if not path.exists():
             raise EvaluationError(
                 f"{path}: no null results are stored yet; run `rooflane eval`, name some with --nulls, or give --sd"
             )
         noises = [(place, *noise_of(found)) for place, found in _by_machine(read_nulls(path)).items()]
     plans = [
-        (place, plan(parse_share(see), noise, floor=known, most=max_processes, process_s=seconds))
+        (place, plan(wanted, noise, floor=known, most=max_processes, process_s=seconds))
         for place, noise, seconds in noises
     ]
     if as_json:
@@ -64,7 +66,7 @@ def plan_command(
         for place, found in plans
     ]
     columns = ("noise from", "sd", "processes", "power", "80% sees", "minutes")
-    print_table(f"to see {parse_share(see):.2%}", columns, rows)
+    print_table(f"to see {wanted:.2%}", columns, rows)
     for place, found in plans:
         if not found.enough:
             print(f"{place}: {max_processes} processes do not see {found.see:.2%}; they see {found.smallest:.2%}.")
@@ -125,6 +127,8 @@ def _calls(mix: list[str]) -> dict[str, float]:
     calls = {}
     for text in mix:
         name, separator, count = text.partition("=")
+        if name in calls:
+            raise EvaluationError(f"--mix names shape {name!r} twice; write each once, with the sum of its calls")
         try:
             calls[name] = float(count)
         except ValueError:

@@ -33,4 +33,11 @@ def run() -> None:
     """Run the organiser's script, given with its flags on the command line, with the class above in its place."""
     if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
         sys.exit(f"usage: python {Path(sys.argv[0]).name} ORGANISER.py [the script's own flags]")
-    run_with_class(Path(sys.argv[1]), sys.argv[2:], lambda module: UserOptimizedTransformer)
+    path = Path(sys.argv[1])
+    try:
+        source = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        sys.exit(f"{path}: cannot be read ({error}); give the path of the organiser's script")
+    if "UserOptimizedTransformer" not in source or "__main__" not in source:
+        sys.exit(f"{path}: has no UserOptimizedTransformer and guarded end to run; give the organiser's own script")
+    run_with_class(path, sys.argv[2:], lambda module: UserOptimizedTransformer)

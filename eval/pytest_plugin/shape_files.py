@@ -25,7 +25,7 @@ def shapes_of(marker: pytest.Mark, metafunc: pytest.Metafunc) -> list[Shape]:
     places = [metafunc.definition.path.parent, metafunc.config.rootpath, Path(rooflane.shapes.__file__).parent]
     path = next((folder / file for folder in places if (folder / file).is_file()), None)
     if path is None:
-        looked = ", ".join(map(str, places))
+        looked = ", ".join(dict.fromkeys(map(str, places)))
         pytest.fail(f"{name}: there is no shape file {file}; looked in {looked}", pytrace=False)
     try:
         shapes = {shape.id: shape for shape in load_shapes(path)}

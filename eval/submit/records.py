@@ -10,11 +10,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rooflane.eval.exit_codes import EvaluationError
+from rooflane.eval.records import SUBMISSION_FILE
 from rooflane.eval.submit.parse import Figures, Outcome
 from rooflane.shapes import Shape
 
 SCHEMA_VERSION = 1
-META_FILE = "submission.json"
 ROWS_FILE = "rows.jsonl"
 _CONFIG = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
 
@@ -137,7 +137,7 @@ def create_submission(folder: Path, meta: SubmitMeta) -> Submission:
     folder = folder / meta.id
     try:
         folder.mkdir(parents=True)
-        (folder / META_FILE).write_text(meta.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        (folder / SUBMISSION_FILE).write_text(meta.model_dump_json(indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise EvaluationError(f"{folder}: the submission's folder cannot be written ({error}); name another") from None
     return Submission(folder, meta)
@@ -145,12 +145,13 @@ def create_submission(folder: Path, meta: SubmitMeta) -> Submission:
 
 def open_submission(folder: str | Path) -> Submission:
     """Return the submission in a folder; raises `EvaluationError` when there is none, or of another version."""
-    path = Path(folder) / META_FILE
+    path = Path(folder) / SUBMISSION_FILE
     try:
         meta = SubmitMeta.model_validate_json(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):
         raise EvaluationError(
-            f"{folder}: not a submission, there is no {META_FILE} in it; name a folder that `rooflane submit` wrote"
+            f"{folder}: not a submission, there is no {SUBMISSION_FILE} in it; name a folder that `rooflane submit` "
+            "wrote"
         ) from None
     except ValidationError as error:
         first = error.errors()[0]

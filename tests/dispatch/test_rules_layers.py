@@ -110,7 +110,7 @@ def test_a_wrong_section_names_the_project_file(project, section, words):
 
 def test_the_variable_of_a_missing_file_says_so(project, monkeypatch):
     monkeypatch.setenv("ROOFLANE_RULES", "nowhere.toml")
-    with pytest.raises(RuleError, match="nowhere.toml: no such file"):
+    with pytest.raises(RuleError, match="nowhere.toml: no such file, and ROOFLANE_RULES names it"):
         load_rules()
 
 

@@ -18,6 +18,7 @@ from rooflane.eval.records import RECORDS_FILE
 from rooflane.eval.reveal import keep_seed
 from rooflane.eval.run import open_run
 from rooflane.eval.settings import Settings
+from rooflane.eval.team import ReferenceLost
 from rooflane.shapes import Shape
 
 A = Shape("a", 2, 8, 16, 2, 16, 1)
@@ -231,7 +232,8 @@ def test_a_spent_time_budget_lists_what_was_left_out(tmp_path):
     run = evaluate([A, B], [mine], processes=2, runs_dir=tmp_path / "runs", time_budget_s=1e-6, **FAST)
     assert set(statuses(run).values()) == {"skipped"}
     assert all("time budget" in record.reason for record in run.records())
-    assert run.summary().exit_code() is ExitCode.COMPLETE
+    assert run.summary().exit_code() is ExitCode.INCOMPLETE, "nothing was measured"
+    assert "nothing was measured" in run.summary().problems()[0]
 
 
 def test_what_is_predicted_too_slow_or_too_large_needs_no_worker(tmp_path):
@@ -246,7 +248,7 @@ def test_what_is_predicted_too_slow_or_too_large_needs_no_worker(tmp_path):
     assert "over the limit of 0.001 s" in reasons[0, "slow", "eager"]
     assert "TB at its peak" in reasons[0, "huge", "eager"]
     summary = run.summary()
-    assert (summary.missing, summary.exit_code()) == (0, ExitCode.COMPLETE)
+    assert (summary.missing, summary.exit_code()) == (0, ExitCode.INCOMPLETE)
 
 
 def test_a_time_budget_leaves_out_the_slowest_shapes_by_prediction(tmp_path):
@@ -266,6 +268,22 @@ def test_a_time_budget_leaves_out_the_slowest_shapes_by_prediction(tmp_path):
     first = next(found for found in tightening if found)
     assert first == {"s64"}, "the slowest goes first"
     assert all(before <= after for before, after in itertools.pairwise(tightening))
+
+
+def test_under_a_time_budget_every_process_begins_with_the_quickest_shapes(tmp_path, monkeypatch):
+    shapes = [Shape(f"s{size}", size, 64, 32, 4, 32, 1) for size in (64, 1, 32, 8)]
+    orders = {}
+
+    def note(self, process, todo):
+        orders.setdefault(process, [item.shape["id"] for item in todo])
+        self._add(self.owed.losses(process, ReferenceLost("not run here", ""), todo, ""))
+
+    monkeypatch.setattr("rooflane.eval.campaign.Campaign._run_team", note)
+    evaluate(shapes, ["chunked"], processes=3, runs_dir=tmp_path / "short", time_budget_s=1e6, **FAST)
+    assert list(orders.values()) == [["s1", "s8", "s32", "s64"]] * 3
+    orders.clear()
+    evaluate(shapes, ["chunked"], processes=8, runs_dir=tmp_path / "long", **FAST)
+    assert len({tuple(order) for order in orders.values()}) > 1, "in chance order where nothing runs out"
 
 
 def test_the_prediction_is_on_disk_before_anything_runs(tmp_path):
@@ -289,6 +307,8 @@ def test_the_prediction_is_on_disk_before_anything_runs(tmp_path):
         ({"speed": 1}, "settings are: device"),
         ({"controls": ("nothing",)}, "no control is called 'nothing'"),
         ({"device": "tpu"}, "not one of auto, cpu, cuda"),
+        ({"budget_s": float("inf")}, "budget_s"),
+        ({"time_budget_s": float("nan")}, "time_budget_s"),
         ({"device": "cuda:1"}, "CUDA_VISIBLE_DEVICES"),
         ({"profile": "h200"}, "describes a cuda device"),
         ({"profile": "nonesuch"}, "nonesuch"),

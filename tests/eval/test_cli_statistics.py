@@ -45,6 +45,14 @@ def test_plan_from_stored_nulls_gives_minutes(rooflane, stored_run):
     assert "processes" in out and "do not add processes until a result pleases" in out
 
 
+def test_plan_looks_at_what_is_wanted_first_and_at_the_file_it_was_given(rooflane, tmp_path):
+    for see, said in (("abc", "'abc' is no share"), ("1", "1% or 0.01")):
+        status, _, err = rooflane("plan", "--see", see)
+        assert status == ExitCode.USAGE and said in err
+    status, _, err = rooflane("plan", "--nulls", tmp_path / "nowhere.jsonl")
+    assert status == ExitCode.USAGE and "nowhere.jsonl: no such file" in err.replace("\n", " ")
+
+
 def test_plan_says_when_the_most_processes_are_too_few(rooflane):
     status, out, _ = rooflane("plan", "--see", "0.5%", "--sd", "1%", "--max-processes", "24")
     assert status == 0 and "24 processes do not see 0.50%; they see 1.02%" in out
@@ -71,6 +79,8 @@ def test_price_of_a_mix(rooflane, stored_run):
         (["--mix", "a"], "ID=CALLS"),
         (["--mix", "a=-1"], "ID=CALLS"),
         (["--mix", "z=1"], "there are: a, b"),
+        (["--mix", "a=1", "--mix", "a=2"], "names shape 'a' twice"),
+        (["--mix", "a=0"], "the mix holds no call"),
         (["--utilisation", "1.5"], "up to 1"),
         (["--candidate", "other"], "has no shape to price"),
     ],

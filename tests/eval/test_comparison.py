@@ -39,6 +39,35 @@ def test_a_shape_only_one_side_has_takes_the_mean_away(tmp_path, stored_run, mak
     assert found.geomean is None
 
 
+def test_shapes_that_share_an_id_alone_are_not_compared(tmp_path, make_meta, full_rows):
+    runs = []
+    for batch in (2, 4):
+        meta = make_meta([Shape("a", batch, 8, 16, 2, 16, 1), Shape("b", 1, 16, 16, 2, 16, 1)])
+        run = create_run(tmp_path / str(batch), meta)
+        run.append(full_rows(meta, {"mine": 2.0}))
+        runs.append(str(run.folder))
+    found = compare(*runs)
+    assert [pair.shape for pair in found.pairs] == ["b"]
+    assert found.left_out == {"a": "it is 2x8x16 h2 f16 l1 causal in one run and 4x8x16 h2 f16 l1 causal in the other"}
+    assert found.geomean is None and found.verdict == "none"
+
+
+def test_runs_timed_in_different_ways_are_not_judged(tmp_path, stored_run, full_rows):
+    def other(**settings):
+        meta = stored_run.meta.model_copy(update={"settings": stored_run.meta.settings | settings})
+        run = create_run(tmp_path / "-".join(settings), meta)
+        run.append(full_rows(meta, {"mine": 4.0}))
+        return compare(str(run.folder), str(stored_run.folder))
+
+    found = other(inputs="fixed")
+    assert found.geomean.low > 1 and found.verdict == "none"
+    assert "fixed inputs, the other on fresh ones" in found.why
+    assert all(pair.verdict == "none" for pair in found.pairs)
+    found = other(budget_s=0.25)
+    assert found.verdict == "faster"
+    assert any("budget_s 0.25 and " in note for note in found.notes)
+
+
 def test_a_wrong_candidate_is_not_compared(stored_run, make_record):
     for shape in stored_run.meta.shape_list():
         stored_run.append([make_record(shape, 1, "mine", (1, 1), status="incorrect")])

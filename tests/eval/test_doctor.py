@@ -37,6 +37,20 @@ def test_missing_compilers_are_told_with_their_remedy(monkeypatch: pytest.Monkey
     assert findings["python headers"].status == "missing" and "python3-dev" in findings["python headers"].remedy
 
 
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ("no-such-compiler", "no-such-compiler does not compile"),
+        ("false", "ends with status 1"),
+        ("g++ 'unclosed", "No closing quotation"),
+    ],
+)
+def test_a_compiler_that_does_not_compile_is_missing(monkeypatch: pytest.MonkeyPatch, named: str, said: str):
+    monkeypatch.setenv("CXX", named)
+    finding = by_topic(doctor.examine())["c++ compiler"]
+    assert finding.status == "missing" and said in finding.detail and "CXX" in finding.remedy
+
+
 def test_the_compiler_is_the_one_the_environment_names(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CXX", "echo ccache g++")
     assert by_topic(doctor.examine())["c++ compiler"].detail == "ccache g++ --version at echo"

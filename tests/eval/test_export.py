@@ -265,6 +265,15 @@ def test_the_file_without_a_script_says_how_it_is_used(load, monkeypatch):
         module.run()
 
 
+def test_the_file_refuses_what_is_no_script_of_the_organisers(load, monkeypatch, tmp_path):
+    module = load(exported([SMALL], "chunked"))
+    (tmp_path / "other.py").write_text("print('hello')\n")
+    for name, said in (("missing.py", "cannot be read"), ("other.py", "no UserOptimizedTransformer")):
+        monkeypatch.setattr(sys, "argv", ["my_submission.py", str(tmp_path / name)])
+        with pytest.raises(SystemExit, match=f"{name}: .*{said}"):
+            module.run()
+
+
 @pytest.fixture
 def rooflane(tmp_path, monkeypatch, capsys):
     """Return a function that runs one command in this process: (status, standard output, standard error)."""

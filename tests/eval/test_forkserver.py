@@ -54,6 +54,23 @@ def test_the_server_has_one_thread_and_knows_no_seed(worker):
 
 
 @pytest.mark.slow
+def test_what_cannot_be_loaded_ahead_is_left_to_the_workers(worker):
+    server = forkserver.fork_server()
+    server.preload(("json", "no_module_of_this_name"))
+    assert server.alive() and "failed" in hello(worker)
+
+
+@pytest.mark.slow
+def test_a_server_that_ends_is_quoted(own_server):
+    server = forkserver.fork_server()
+    server.preload(())
+    os.kill(server.pid, signal.SIGKILL)
+    with pytest.raises(forkserver.ForkServerError, match="the workers' server ended: it said nothing"):
+        server.poll(1)
+    assert forkserver.fork_server() is not server
+
+
+@pytest.mark.slow
 def test_other_variables_mean_another_server(worker, monkeypatch):
     first = forkserver.fork_server()
     monkeypatch.setenv("ROOFLANE_TEST_VARIABLE", "1")

@@ -6,7 +6,7 @@ from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.nulls import NullResult
 from rooflane.eval.power import noise_of, parse_share, plan, power, smallest_effect
 
-# EVALUATION.md d6: the smallest gain seen with 80% power, in percent, without the gate.
+# The smallest gain seen with 80% power, in percent, without the gate.
 PROCESSES = (3, 5, 8, 10, 16, 24)
 TABLE = {
     0.005: (1.6, 0.8, 0.6, 0.5, 0.4, 0.3),

@@ -65,6 +65,11 @@ def test_no_row_names_the_host(tmp_path, tiny_shape, make_record):
 
 
 def test_opening_what_is_no_run_says_so(tmp_path, stored_run):
+    submission = tmp_path / "submission"
+    submission.mkdir()
+    (submission / "submission.json").write_text("{}")
+    with pytest.raises(EvaluationError, match="a submission, no run; `rooflane submit --resume"):
+        open_run(submission)
     with pytest.raises(EvaluationError, match="not a run"):
         open_run(tmp_path)
     (stored_run.folder / RUN_FILE).write_text('{"id": 1}')

@@ -139,4 +139,4 @@ def test_dropped_blocks_are_counted_with_their_reason(make_meta, full_rows):
     text = render_markdown(summarise(meta, rows))
     assert "1 of 6 blocks dropped for every arm (1 by another process)." in text.replace("- 1 of", "1 of")
     # That process had no other block, so the mean is over five of the six that were planned.
-    assert "by process 2x, 2x, 2x, 2x, 2x;" in text
+    assert "by process 2x, 2x, 2x, 2x, 2x (process 4 left out, with no clean block of shape a);" in text

@@ -113,6 +113,21 @@ def test_records_of_other_compilers_are_kept_and_a_new_one_is_asked_for(tmp_path
     assert set(json.loads((tmp_path / "resources.json").read_text())) == {"triton 1", "triton 2"}
 
 
+def test_a_torn_record_an_unknown_flag_and_a_record_out_of_reach_are_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(resource_gate, "RECORD", tmp_path / "resources.json")
+    (tmp_path / "resources.json").write_text('{"triton 1": {')
+    with pytest.raises(LookupError, match="no JSON .* git checkout"):
+        load_record("triton 1")
+    for arguments, said in ((["--chnaged"], "unrecognized"), (["--changed", "--record"], "not allowed with")):
+        with pytest.raises(SystemExit) as end:
+            resource_gate.main(arguments)
+        assert end.value.code == 2 and said in capsys.readouterr().err
+    monkeypatch.setattr(resource_gate.os, "access", lambda path, mode: False)
+    with pytest.raises(SystemExit) as end:
+        resource_gate.main(["--record"])
+    assert end.value.code == 2 and "cannot be written, so nothing is compiled" in capsys.readouterr().err
+
+
 def launched(case):
     return case.function.__name__, str(case.constants), case.num_warps, case.num_stages
 

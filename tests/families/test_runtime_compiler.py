@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rooflane.families.runtime_compiler import missing_compiler
+from rooflane.families.runtime_compiler import host_compiler, missing_compiler
 
 
 @pytest.fixture
@@ -33,6 +33,21 @@ def test_bindings_without_the_library_are_told_from_a_compiler(bindings):
 
     assert bindings(fail) == "RuntimeError: Failure finding libnvrtc.so.13"
     assert bindings(lambda: (7,)) == "nvrtcVersion answers 7"
+
+
+def test_the_hosts_compiler_is_the_one_named_else_the_first_on_the_path(monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", "ccache g++ -pthread")
+    assert host_compiler() == ["ccache", "g++", "-pthread"]
+    monkeypatch.setenv("CXX", "g++ 'unclosed")
+    with pytest.raises(RuntimeError, match="CXX=.*No closing quotation.*unset it"):
+        host_compiler()
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert host_compiler() == []
+    for name in ("c++", "clang++"):
+        (tmp_path / name).write_text("")
+        (tmp_path / name).chmod(0o755)
+    assert host_compiler() == [str(tmp_path / "clang++")]
 
 
 def test_a_module_of_the_users_own_named_cuda_is_no_compiler(monkeypatch):
