@@ -29,7 +29,9 @@ register_module_parameter_registration_hook(_count_registration)
 
 
 class WeightWatch:
-    """Tell whether a model's weights may have changed, in about 1 us for 66 parameters on a GPU (4 us in Python).
+    """Tell whether a model's weights may have changed.
+
+    On a GPU the versions of 66 parameters are summed in C++ in under 1 us of a CPU host's time.
 
     An in-place write or a load raises a parameter's version, a replaced parameter is registered, and a move or cast
     of the whole model swaps the storage of every parameter. Writes through `.data`, and moving or casting a part of
