@@ -35,7 +35,7 @@ from rooflane.eval.dropin_arms import (
 )
 from rooflane.eval.dropin_table import OURS, OWN, render_dropin_table
 from rooflane.eval.environment import describe_environment, resolve_device
-from rooflane.eval.failures import one_line
+from rooflane.eval.failures import told
 from rooflane.eval.interpreter import module_command
 from rooflane.eval.timing import Clock, estimate_ns, make_clock
 from rooflane.shapes import Shape, load_shapes
@@ -72,7 +72,7 @@ def measure_shape(
                 for _ in range(2):  # reduce-overhead captures at the second call
                     forward(*case)
         except Exception as error:  # an arm that PyTorch cannot compile is a row, not our failure
-            found[name] = {"skipped": f"{type(error).__name__}: {one_line(error)}"}
+            found[name] = {"skipped": told(error)}
             continue
         arms[name] = forward
         found[name] = {"setup_s": perf_counter() - before}
@@ -96,7 +96,7 @@ def measure_shape(
     for name, sample in samples.items():
         found.setdefault(name, {})["event_ns"] = [part.event_ns for part in sample.rounds]
     for name, error in failures.items():
-        found.setdefault(name, {})["skipped"] = f"{type(error).__name__}: {one_line(error)}"
+        found.setdefault(name, {})["skipped"] = told(error)
     return {
         "shape": shape.as_dict(),
         "family": module.route.family,
@@ -146,7 +146,7 @@ def measure_process(
         try:
             line = measure_shape(shape, device, arms, budget_s=0.25, deadline=deadline)
         except Exception as error:  # one shape's failure is its row; the others go on
-            line = {"shape": shape.as_dict(), "error": f"{type(error).__name__}: {one_line(error)}"}
+            line = {"shape": shape.as_dict(), "error": told(error)}
         yield {"process": process, "environment": environment} | line
         free_memory(device)
 

@@ -64,6 +64,10 @@ WRONG = {
         ["report", "notarun"],
         ["notarun: not a run", "run.json", "rooflane eval"],
     ),
+    "a memory cap without end": (
+        ["eval", "tiny.csv", "--memory-cap", "inf", "--device", "cpu"],
+        ["--memory-cap inf", "greater than 0"],
+    ),
     "a negative memory cap": (
         ["eval", "tiny.csv", "--memory-cap", "-1", "--device", "cpu"],
         ["--memory-cap -1", "greater than 0"],

@@ -105,6 +105,11 @@ def test_both_styles_run_through_the_command_it_prints(rooflane, tmp_path, monke
     assert [place["rank"] for place in ranking] == [1, 1]
 
 
+def test_the_command_it_prints_can_be_pasted(rooflane, tmp_path):
+    status, out, _ = rooflane("new", "candidate", "--out", tmp_path / "my kernel.py")
+    assert status == 0 and out.rstrip().endswith(f"--candidate '{tmp_path / 'my kernel.py'}'")
+
+
 def test_a_file_that_is_there_stays(rooflane, tmp_path):
     (tmp_path / "my_kernel.py").write_text("mine")
     status, _, err = rooflane("new", "candidate")

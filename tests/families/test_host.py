@@ -14,6 +14,7 @@ from torch import nn
 
 from rooflane.families import host
 from rooflane.families.cuda_kernel import parameter_bits
+from rooflane.families.door import ALIGNMENT
 from rooflane.families.host import PythonLauncher, host_module
 from rooflane.families.weights import PackedWeights
 
@@ -181,6 +182,10 @@ def test_modules_of_two_texts_are_two_modules(monkeypatch, empty_cache, compiled
     for module, said in ((host_module.__wrapped__(), "TENSORS"), (compiled, "tensors")):
         with pytest.raises(TypeError, match=said):
             module.sum_versions([3])
+
+
+def test_both_languages_have_one_alignment_and_one_status():
+    assert f"ALIGNMENT = {ALIGNMENT};" in host.CODE and f"NO_CONTEXT = {host.NO_CONTEXT};" in host.CODE
 
 
 def test_packed_weights_notice_a_change_either_way():
