@@ -8,7 +8,8 @@ from torch import Tensor
 from rooflane.families.bound import Launch
 from rooflane.families.cuda_kernel import compile_cubin, load_kernel
 from rooflane.families.resident.hopper.plan import HopperPlan, WarpgroupPlan
-from rooflane.families.resident.hopper.source import rowblock_source, warpgroup_source
+from rooflane.families.resident.hopper.rowwarp_plan import RowwarpPlan
+from rooflane.families.resident.hopper.source import rowblock_source, rowwarp_source, warpgroup_source
 
 ARCHITECTURE = "sm_90a"
 
@@ -34,6 +35,9 @@ class HopperBinder:
         if isinstance(plan, WarpgroupPlan):
             name, text = "resident_warpgroups", warpgroup_source(constants)
             sizes = (plan.blocks, shape.batch_size, shape.seq_len, shape.num_layers)
+        elif isinstance(plan, RowwarpPlan):
+            name, text = "resident_rowwarps", rowwarp_source(constants)
+            sizes = (plan.units, shape.batch_size, shape.seq_len, shape.num_layers)
         else:
             name, text = "resident_rowblocks", rowblock_source(constants)
             held += [self._scratch, self._flags]

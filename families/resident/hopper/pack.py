@@ -10,6 +10,7 @@ from torch.nn.functional import pad
 
 from rooflane.families.resident.fold import FoldedLayer, fold_layer
 from rooflane.families.resident.hopper.plan import HopperPlan, RowblockPlan, WarpgroupPlan
+from rooflane.families.resident.hopper.rowwarp_plan import RowwarpPlan
 
 CORE = 8  # rows, and elements of a row, of a core matrix
 # An operand, flat in the order of its tile, and the bias of its columns if it has one.
@@ -20,7 +21,7 @@ def pack_hopper(model: nn.Module, plan: HopperPlan, operand_dtype: torch.dtype) 
     """Return `tiles` (uint8) and `floats` (float32): biases where they are not in the tiles; final scale and shift."""
     layers = [fold_layer(layer) for layer in model.layers]
     norm = torch.cat([model.final_norm.weight, model.final_norm.bias]).float()
-    if isinstance(plan, RowblockPlan):
+    if not isinstance(plan, WarpgroupPlan):
         tiles = []
         for operand, bias in (tile for layer in layers for tile in _rowblock_tiles(layer, plan)):
             floats = operand.new_zeros(plan.bias_floats) if bias is None else bias
@@ -48,7 +49,7 @@ def _biases(layer: FoldedLayer, plan: WarpgroupPlan) -> tuple[Tensor, ...]:
     return layer.q_bias, layer.out_bias, layer.ffn_out_bias, _pad_hidden(layer, plan.ffn)[1]
 
 
-def _rowblock_tiles(layer: FoldedLayer, plan: RowblockPlan) -> Iterator[Tile]:
+def _rowblock_tiles(layer: FoldedLayer, plan: RowblockPlan | RowwarpPlan) -> Iterator[Tile]:
     """Yield keys, values, queries, output projection; both halves of the feed-forward in turn."""
     yield _fragments(layer.k), None
     yield _fragments(layer.v), None

@@ -5,44 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rooflane.families.lean_cost import HALF, SINGLE
+from rooflane.families.resident.hopper.kernel_plan import MULTIPROCESSOR_BYTES, PROGRAM_BYTES, ROWS, KernelPlan
+from rooflane.families.resident.hopper.rowwarp_plan import RowwarpPlan
 from rooflane.shapes import Shape
 
 BAND = 64  # rows of a warpgroup, keys taken together
 MOST_STAGES, LEAST_STAGES = 4, 2
-# Bytes of a multiprocessor's shared memory, less what the system takes of each program.
-MULTIPROCESSOR_BYTES, PROGRAM_BYTES = 228 * 1024, 1024
-ROWS = 16  # of a block of query rows
 MOST_BLOCKS = 8  # of a sequence
 MOST_TILES = 6  # of the row-block kernel's ring: a layer's without a second pass of the feed-forward
-IO_KINDS = {"float32": 0, "float16": 1, "bfloat16": 2}
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """What both kernels are told of a shape."""
-
-    shape: Shape
-
-    @property
-    def ffn(self) -> int:
-        """Hidden columns, zeros behind ffn_dim."""
-        return -(-self.shape.ffn_dim // self.shape.d_model) * self.shape.d_model
-
-    def _constants(self, masked: bool, bfloat16: bool) -> dict[str, int]:
-        """Return the compile-time sizes that both kernels have."""
-        return {
-            "D": self.shape.d_model,
-            "HEADS": self.shape.num_heads,
-            "HD": self.shape.head_dim,
-            "FFN": self.ffn,
-            "MASKED": int(masked),
-            "BF16": int(bfloat16),
-            "IO": IO_KINDS[self.shape.dtype],
-        }
-
-
-@dataclass(frozen=True)
-class WarpgroupPlan(_Plan):
+class WarpgroupPlan(KernelPlan):
     """Sizes of one warpgroup forward: a program holds two bands of 64 rows.
 
     A sequence of more than 64 tokens spans both; of shorter ones each band holds `group`.
@@ -121,11 +95,11 @@ class WarpgroupPlan(_Plan):
         """Return the kernel's compile-time sizes."""
         spans, causal = int(self.spans), int(self.shape.causal)
         own = {"SPANS": spans, "GROUP": self.group, "CAUSAL": causal, "STAGES": self.stages}
-        return self._constants(masked, bfloat16) | own
+        return self.sizes(masked, bfloat16) | own
 
 
 @dataclass(frozen=True)
-class RowblockPlan(_Plan):
+class RowblockPlan(KernelPlan):
     """Sizes of one row-block forward: a program for every 16 rows of a sequence."""
 
     @property
@@ -192,10 +166,10 @@ class RowblockPlan(_Plan):
 
     def constants(self, masked: bool, bfloat16: bool) -> dict[str, int]:
         """Return the kernel's compile-time sizes."""
-        return self._constants(masked, bfloat16) | {"STAGES": self.stages}
+        return self.sizes(masked, bfloat16) | {"STAGES": self.stages}
 
 
-HopperPlan = WarpgroupPlan | RowblockPlan
+HopperPlan = WarpgroupPlan | RowblockPlan | RowwarpPlan
 
 
 def warpgroup_plan(shape: Shape, units: int) -> WarpgroupPlan | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from rooflane.families.resident.hopper.parts import PARTS
+from rooflane.families.resident.hopper.parts import PARTS, WARP_PRODUCT
 from rooflane.families.resident.hopper.rowblock_attention import ROWBLOCK_ATTENTION
 from rooflane.families.resident.hopper.rowblock_steps import ROWBLOCK_SIZES, ROWBLOCK_STEPS
 from rooflane.families.resident.hopper.rowblocks import ROWBLOCKS
+from rooflane.families.resident.hopper.rowwarp_steps import ROWWARP_SIZES, ROWWARP_STEPS
+from rooflane.families.resident.hopper.rowwarps import ROWWARPS
 from rooflane.families.resident.hopper.warpgroup_steps import WARPGROUP_OPERAND, WARPGROUP_SIZES, WARPGROUP_STEPS
 from rooflane.families.resident.hopper.warpgroups import WARPGROUPS
 
@@ -67,7 +69,12 @@ def warpgroup_source(sizes: dict[str, int]) -> str:
 
 def rowblock_source(sizes: dict[str, int]) -> str:
     """Return the translation unit of the row-block kernel for compile-time sizes (see rowblock_steps.py)."""
-    return _unit(sizes, ROWBLOCK_SIZES, PARTS, ROWBLOCK_STEPS, ROWBLOCK_ATTENTION, ROWBLOCKS)
+    return _unit(sizes, ROWBLOCK_SIZES, PARTS, WARP_PRODUCT, ROWBLOCK_STEPS, ROWBLOCK_ATTENTION, ROWBLOCKS)
+
+
+def rowwarp_source(sizes: dict[str, int]) -> str:
+    """Return the translation unit of the row-warp kernel for compile-time sizes (see rowwarp_steps.py)."""
+    return _unit(sizes, ROWWARP_SIZES, PARTS, WARP_PRODUCT, ROWWARP_STEPS, ROWWARPS)
 
 
 def _unit(sizes: dict[str, int], *texts: str) -> str:

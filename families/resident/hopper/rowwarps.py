@@ -1,0 +1,352 @@
+"""CUDA source of the row-warp kernel: keys and values, attention, a layer, the courier, the forward."""
+
+from __future__ import annotations
+
+ROWWARPS = r"""
+// Keys (or values) of this warp's rows, as the right operands of the products that read them: a key's part of an
+// accumulator tile is one already, a value's after a transposition of 8 x 8.
+template <bool VALUES>
+__device__ __forceinline__ void right_operand(u32 (&words)[2][TILES], const u32 (&a)[STEPS][4], const u8* tile, u32 lane) {
+#pragma unroll
+  for (int first = 0; first < STEPS; first += SLICES) {
+    float c[2 * SLICES][4] = {};
+    project<SLICES>(c, a, tile + lane * 16 + first * (STEPS * 512));
+#pragma unroll
+    for (int i = 0; i < 2 * SLICES; i++)
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        u32 pair = pack(c[i][2 * half], c[i][2 * half + 1]);
+        words[half][2 * first + i] = VALUES ? transpose(pair) : pair;
+      }
+  }
+}
+
+// Where a lane's words of a head begin in a block: VECTOR words of every lane side by side, so reads meet no bank twice.
+__device__ __forceinline__ u32 lane_offset(u32 head, u32 lane) { return (head * LANE_WORDS * 32 + lane * VECTOR) * 4; }
+
+// Write them to every program of the sequence: half-blocks of keys one behind the other, those of values in turn.
+template <bool VALUES>
+__device__ __forceinline__ void publish(const u32 (&words)[2][TILES], const Place& place) {
+  u32 offset = place.block * BLOCK_BYTES + (VALUES ? HELD * BLOCK_BYTES : 0);
+  u8* own = place.keys + offset;
+#pragma unroll
+  for (int head = 0; head < HEADS; head++)
+#pragma unroll
+    for (int first = 0; first < LANE_WORDS; first += VECTOR) {
+      u32 part[VECTOR];
+#pragma unroll
+      for (int i = 0; i < VECTOR; i++) {
+        int word = first + i;
+        part[i] = VALUES ? words[word % 2][head * HEAD_TILES + word / 2]
+                         : words[word / HEAD_TILES][head * HEAD_TILES + word % HEAD_TILES];
+      }
+      u32 at = lane_offset(head, place.lane) + first * 128;
+      if (VECTOR == 4)
+        *(uint4*)(own + at) = make_uint4(part[0], part[1], part[2], part[VECTOR - 1]);
+      else
+        *(uint2*)(own + at) = make_uint2(part[0], part[1]);
+#pragma unroll
+      for (int i = 0; i < SPLIT - 1; i++) {
+        u32 there = place.other[i] + offset + at;
+        if (VECTOR == 4)
+          asm volatile("st.shared::cluster.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(there), "r"(part[0]), "r"(part[1]),
+                       "r"(part[2]), "r"(part[VECTOR - 1]) : "memory");
+        else
+          asm volatile("st.shared::cluster.v2.u32 [%0], {%1, %2};" ::"r"(there), "r"(part[0]), "r"(part[1]) : "memory");
+      }
+    }
+}
+
+__device__ __forceinline__ void read_block(u32 (&words)[LANE_WORDS], const u8* from) {
+#pragma unroll
+  for (int first = 0; first < LANE_WORDS; first += VECTOR) {
+    if (VECTOR == 4) {
+      uint4 y = *(const uint4*)(from + first * 128);
+      words[first] = y.x, words[first + 1] = y.y, words[first + 2] = y.z, words[first + VECTOR - 1] = y.w;
+    } else {
+      uint2 y = *(const uint2*)(from + first * 128);
+      words[first] = y.x, words[first + 1] = y.y;
+    }
+  }
+}
+
+// The context of one head, rounded: a pair of columns of the upper row, one of the lower, a tile.
+__device__ __forceinline__ void attend(u32 (*context)[2], const u32 (*q)[2], u32 head, const Place& place) {
+  float s[BLOCKS][2][4], top[2] = {NEGATIVE, NEGATIVE}, sum[2] = {0.0f, 0.0f};
+  const u8* keys = place.keys + lane_offset(head, place.lane);
+#pragma unroll
+  for (int first = 0; first < BLOCKS; first += SPAN) {
+    if (first <= int(place.last)) {
+#pragma unroll
+      for (int b = first; b < first + SPAN; b++) {
+        u32 words[LANE_WORDS];
+        read_block(words, keys + b * BLOCK_BYTES);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+#pragma unroll
+          for (int j = 0; j < 4; j++) s[b][half][j] = 0.0f;
+#pragma unroll
+          for (int i = 0; i + 1 < HEAD_TILES; i += 2) {
+            u32 left[4] = {q[i][0], q[i][1], q[i + 1][0], q[i + 1][1]};
+            mma(s[b][half], left, words[half * HEAD_TILES + i], words[half * HEAD_TILES + i + 1]);
+          }
+          if (HEAD_TILES % 2)
+            mma_narrow(s[b][half], q[HEAD_TILES - 1][0], q[HEAD_TILES - 1][1], words[half * HEAD_TILES + HEAD_TILES - 1]);
+        }
+      }
+      if ((place.open >> first & ((1 << SPAN) - 1)) != (1 << SPAN) - 1) {
+#pragma unroll
+        for (int b = first; b < first + SPAN; b++)
+#pragma unroll
+          for (int i = 0; i < 8; i++)
+            if (!(place.visible[i % 4 / 2] >> (b * 4 + i / 4 * 2 + i % 2) & 1)) s[b][i / 4][i % 4] = NEGATIVE;
+      }
+#pragma unroll
+      for (int b = first; b < first + SPAN; b++)
+#pragma unroll
+        for (int i = 0; i < 8; i++) top[i % 4 / 2] = fmaxf(top[i % 4 / 2], s[b][i / 4][i % 4]);
+    }
+  }
+  top[0] = quad_max(top[0]);
+  top[1] = quad_max(top[1]);
+  const u8* values = place.values + lane_offset(head, place.lane);
+  float c[HEAD_TILES][4] = {};
+#pragma unroll
+  for (int first = 0; first < BLOCKS; first += SPAN) {
+    if (first <= int(place.last)) {
+#pragma unroll
+      for (int b = first; b < first + SPAN; b++) {
+        u32 words[LANE_WORDS], p[4];
+        read_block(words, values + b * BLOCK_BYTES);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+          s[b][i / 4][i % 4] = exp2_fast(s[b][i / 4][i % 4] - top[i % 4 / 2]);
+          sum[i % 4 / 2] += s[b][i / 4][i % 4];
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) p[i] = pack(s[b][i / 2][i % 2 * 2], s[b][i / 2][i % 2 * 2 + 1]);
+#pragma unroll
+        for (int i = 0; i < HEAD_TILES; i++) mma(c[i], p, words[2 * i], words[2 * i + 1]);
+      }
+    }
+  }
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    float scale = 1.0f / quad_sum(sum[half]);
+#pragma unroll
+    for (int i = 0; i < HEAD_TILES; i++) context[i][half] = pack(c[i][2 * half] * scale, c[i][2 * half + 1] * scale);
+  }
+}
+
+__device__ __forceinline__ void layer(Tiles& tiles, float (&x)[TILES][4], u32 round, float eps, const Place& place) {
+  u32 a[STEPS][4];
+  normalise(a, x, eps);
+  {
+    u32 words[2][TILES], slot = tiles.slot;
+    right_operand<false>(words, a, tiles.next(), place.lane);
+    tiles.used(slot);
+    await(place.free, round & 1 ^ 1);  // every warp has read the layer before's
+    publish<false>(words, place);
+    slot = tiles.slot;
+    right_operand<true>(words, a, tiles.next(), place.lane);
+    tiles.used(slot);
+    publish<true>(words, place);
+    __syncwarp();
+    if (place.lane < SPLIT) arrive_in(place.ready + place.block * 8, place.group + place.lane);
+  }
+  {
+    constexpr int COLUMN_TILES = TOGETHER * HEAD_TILES, COLUMN_STEPS = COLUMN_TILES / 2;
+    u32 slot = tiles.slot;
+    const u8* queries = tiles.next();
+    u32 other = tiles.slot;
+    const u8* output = tiles.next();
+    start(x, (const float*)(output + WEIGHT_BYTES), place.lane, true);
+#pragma unroll 1
+    for (int step = 0; step < HEADS / TOGETHER; step++) {
+      u32 q[COLUMN_TILES][2], context[COLUMN_TILES][2];
+      {
+        float c[COLUMN_TILES][4];
+        start(c, (const float*)(queries + WEIGHT_BYTES) + step * (COLUMN_TILES * 8), place.lane, false);
+        project<COLUMN_STEPS>(c, a, queries + place.lane * 16 + step * (COLUMN_STEPS * STEPS * 512));
+#pragma unroll
+        for (int i = 0; i < COLUMN_TILES; i++)
+#pragma unroll
+          for (int half = 0; half < 2; half++) q[i][half] = pack(c[i][2 * half], c[i][2 * half + 1]);
+      }
+      if (step == 0) {
+        if (place.lane < min(BLOCKS, int(place.last) / SPAN * SPAN + SPAN)) await(place.ready + place.lane * 8, round & 1);
+        __syncwarp();
+      }
+#pragma unroll
+      for (int head = 0; head < TOGETHER; head++)
+        attend(context + head * HEAD_TILES, q + head * HEAD_TILES, step * TOGETHER + head, place);
+      u32 left[COLUMN_STEPS][4];
+#pragma unroll
+      for (int k = 0; k < COLUMN_STEPS; k++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) left[k][i] = context[2 * k + i / 2][i % 2];
+      accumulate<COLUMN_STEPS>(x, left, output + place.lane * 16 + step * (COLUMN_STEPS * 512));
+    }
+    tiles.used(slot);
+    tiles.used(other);
+    if (place.lane < SPLIT) arrive_in(place.free, place.group + place.lane);
+  }
+  normalise(a, x, eps);
+#pragma unroll 1
+  for (int tile = 0; tile < FFN / D; tile++) {
+    u32 slot = tiles.slot;
+    const u8* into = tiles.next();
+    u32 other = tiles.slot;
+    const u8* back = tiles.next();
+    start(x, (const float*)(back + WEIGHT_BYTES), place.lane, true);
+#pragma unroll 1
+    for (int first = 0; first < STEPS; first += SLICES) {
+      float c[2 * SLICES][4];
+      start(c, (const float*)(into + WEIGHT_BYTES) + first * 16, place.lane, false);
+      project<SLICES>(c, a, into + place.lane * 16 + first * (STEPS * 512));
+#pragma unroll
+      for (int i = 0; i < 8 * SLICES; i++) c[i / 4][i % 4] = gelu(c[i / 4][i % 4]);
+      u32 hidden[SLICES][4];
+      round_left(hidden, c);
+      accumulate<SLICES>(x, hidden, back + place.lane * 16 + first * 512);
+    }
+    tiles.used(slot);
+    tiles.used(other);
+  }
+}
+
+// Ask for this program's slices of all tiles, each as its slot comes free in every program of the cluster; a barrier
+// nobody arrived at yet lets the odd parity through.
+__device__ __forceinline__ void courier(u32 tiles, u32 full, u32 empty, const u8* weights, int rounds, int length) {
+  u32 slice = cluster_rank() * SLICE_BYTES, slot = 0, parity = 1;
+  for (int round = 0; round < rounds; round++)
+    for (int tile = 0; tile < length; tile++) {
+      await(empty + slot * 8, parity);
+      copy_slice(tiles + slot * TILE_BYTES + slice, weights + tile * TILE_BYTES + slice, full + slot * 8);
+      slot = slot + 1 == STAGES ? 0 : slot + 1;
+      if (slot == 0) parity ^= 1;
+    }
+}
+
+// A warp's rows of unit `unit` through every layer.
+__device__ __forceinline__ void forward(
+    Tiles& tiles, Place& place, u32& round, int sequence, const io_t* input, const u8* mask, io_t* output,
+    const float* final_norm, int batch, int length, int layers, float eps) {
+  int row = place.block * ROWS + place.lane / 4;
+  long long first = (long long)sequence * length;
+  u32 column = place.lane % 4 * 2;
+  float x[TILES][4];
+  bool inside[2], valid[2];
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    inside[half] = sequence < batch && row + 8 * half < length;
+    valid[half] = inside[half] && (!MASKED || mask[first + row + 8 * half]);
+#pragma unroll
+    for (int i = 0; i < TILES; i++) {
+      float2 pair = make_float2(0.0f, 0.0f);
+      if (inside[half]) pair = widen(*(const io2_t*)(input + (first + row + 8 * half) * D + column + i * 8));
+      x[i][2 * half] = pair.x;
+      x[i][2 * half + 1] = pair.y;
+    }
+  }
+  place.visible[0] = place.visible[1] = place.open = 0;
+#pragma unroll
+  for (int b = 0; b < BLOCKS; b++) {
+    int key = b * ROWS + place.lane % 16;
+    bool there = sequence < batch && key < length;
+    u32 present = __ballot_sync(~0u, there && (!MASKED || mask[first + key])) >> column;
+    u32 bits = (present & 3) | (present >> 6 & 12), all = 15;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      u32 seen = bits;
+#pragma unroll
+      for (int bit = 0; bit < 4; bit++)
+        if (CAUSAL && b * ROWS + bit / 2 * 8 + int(column) + bit % 2 > row + 8 * half) seen &= ~(1u << bit);
+      place.visible[half] |= seen << b * 4;
+      all &= seen;
+    }
+    if (__all_sync(~0u, all == 15)) place.open |= 1u << b;
+  }
+#pragma unroll 1
+  for (int index = 0; index < layers; index++) layer(tiles, x, round++, eps, place);
+  float mean[2], scale[2];
+  moments(mean, scale, x, eps);
+#pragma unroll
+  for (int i = 0; i < TILES; i++) {
+    float2 gamma = __ldg((const float2*)(final_norm + column + i * 8));
+    float2 beta = __ldg((const float2*)(final_norm + D + column + i * 8));
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      float left = (x[i][2 * half] - mean[half]) * scale[half] * gamma.x + beta.x;
+      float right = (x[i][2 * half + 1] - mean[half]) * scale[half] * gamma.y + beta.y;
+      io2_t* to = (io2_t*)(output + (first + row + 8 * half) * D + column + i * 8);
+      if (inside[half]) *to = valid[half] ? narrow(left, right) : narrow(0.0f, 0.0f);
+    }
+  }
+}
+
+#if CLUSTER > 1
+#define IN_CLUSTERS __cluster_dims__(CLUSTER, 1, 1)
+#else
+#define IN_CLUSTERS
+#endif
+extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) resident_rowwarps(
+    const io_t* input, const u8* mask, io_t* output, const u8* weights, const float* final_norm, int units, int batch,
+    int length, int layers, float eps) {
+  extern __shared__ __align__(128) u8 memory[];
+  __shared__ __align__(8) u64 barriers[2 * STAGES + HELD + 1];
+  u32 warp = threadIdx.x / 32, rank = cluster_rank();
+  u8* held = memory + STAGES * TILE_BYTES;
+  Tiles tiles;
+  tiles.memory = memory;
+  tiles.full = shared_address(barriers);
+  tiles.empty = tiles.full + STAGES * 8;
+  tiles.slot = tiles.phase = 0;
+  Place place;
+  place.lane = threadIdx.x % 32;
+  place.ready = tiles.empty + STAGES * 8;
+  place.free = place.ready + HELD * 8;
+  if (threadIdx.x == 0) {
+    for (int slot = 0; slot < STAGES; slot++) {
+      barrier_init(tiles.full + slot * 8, 1);
+      barrier_init(tiles.empty + slot * 8, WARPS * CLUSTER);
+    }
+    for (int b = 0; b < HELD; b++) barrier_init(place.ready + b * 8, 1);
+    barrier_init(place.free, WARPS * SPLIT);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  cluster_sync();
+  int clusters = gridDim.x / CLUSTER, unit = blockIdx.x / CLUSTER;
+  if (warp >= WARPS) {
+    if (WARPS == 8) asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+    int rounds = (units - unit + clusters - 1) / clusters * layers;
+    if (warp == WARPS && place.lane == 0)
+      courier(shared_address(memory), tiles.full, tiles.empty, weights, rounds / layers, layers * LAYER_TILES);
+  } else {
+    if (WARPS == 8) asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+    // Blocks of a sequence over warps: of two warps on a scheduler one attends to few keys, one to many.
+    u32 first = SPLIT > 1 ? 0 : warp / BLOCKS * BLOCKS;
+    u32 within = SPLIT > 1 ? warp * SPLIT + rank % SPLIT : warp % BLOCKS;
+    constexpr u32 TURN = BLOCKS < 4 ? BLOCKS : 4;
+    if (SPLIT == 1 && warp / 4 % 2) within = within / TURN * TURN + TURN - 1 - within % TURN;
+    place.block = within;
+    place.group = rank / SPLIT * SPLIT;
+    if (SPLIT == 1) place.group = rank;
+    place.keys = held + first * BLOCK_BYTES;
+    place.values = place.keys + HELD * BLOCK_BYTES;
+    place.ready += first * 8;
+#pragma unroll
+    for (int i = 0; i < SPLIT - 1; i++) place.other[i] = address_in(shared_address(held), rank ^ (i + 1));
+    int furthest = (length - 1) / ROWS;
+    place.last = CAUSAL && int(within) < furthest ? within : furthest;
+    u32 round = 0;
+    for (; unit < units; unit += clusters) {
+      int sequence = SPLIT > 1 ? unit * (CLUSTER / SPLIT) + rank / SPLIT
+                               : (unit * CLUSTER + rank) * (WARPS / BLOCKS) + warp / BLOCKS;
+      forward(tiles, place, round, sequence, input, mask, output, final_norm, batch, length, layers, eps);
+    }
+  }
+  __syncwarp();
+  cluster_sync();
+}
+"""
