@@ -55,23 +55,28 @@ __device__ __forceinline__ u32 address_in(u32 address, u32 rank) {
   return y;
 }
 
+// Arrive at a barrier of another program. No release to the cluster, which costs a fence of device memory: what passes
+// between programs is copied by instructions that arrive themselves, and otherwise only reads are over.
 __device__ __forceinline__ void arrive_in(u32 barrier, u32 rank) {
   if (CLUSTER > 1)
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(address_in(barrier, rank)) : "memory");
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address_in(barrier, rank)) : "memory");
   else
     barrier_arrive(barrier);
 }
 
-// Wait for arrivals from the whole cluster.
-__device__ __forceinline__ void await(u32 barrier, u32 parity) {
-  if (CLUSTER > 1)
-    asm volatile(
-        "{\n.reg .pred done;\nWAIT:\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n@!done bra WAIT;\n}" ::"r"(barrier),
-        "r"(parity)
-        : "memory");
+// Write to another program of the cluster, whose barrier counts the bytes.
+template <int N>
+__device__ __forceinline__ void send(u32 to, const u32 (&words)[N], u32 barrier) {
+  if (N == 4)
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+                 "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[N - 1]), "r"(barrier) : "memory");
   else
-    barrier_wait(barrier, parity);
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(to),
+                 "r"(words[0]), "r"(words[1]), "r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void expect(u32 barrier, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
 // This program's slice of a tile, to the same place in every program of the cluster; each counts whole tiles.
@@ -114,10 +119,10 @@ struct Tiles {
 // What a warp knows of its place. `keys` and `values` are its sequence's first block; `other` where they begin in the
 // other programs of the sequence.
 struct Place {
-  u32 lane, group, ready, free, block, last, open;
+  u32 lane, group, ready, free, block, last, open, awaited;
   u8* keys;
   u8* values;
-  u32 other[SPLIT > 1 ? SPLIT - 1 : 1];
+  u32 other[SPLIT > 1 ? SPLIT - 1 : 1], other_ready[SPLIT > 1 ? SPLIT - 1 : 1];
   u32 visible[2];  // four bits a key block for the thread's two rows: two keys of the block's first eight, two of its last
 };
 
@@ -190,16 +195,17 @@ __device__ __forceinline__ void round_left(u32 (&a)[N][4], const float (&c)[2 * 
 __device__ __forceinline__ void moments(float (&mean)[2], float (&scale)[2], const float (&x)[TILES][4], float eps) {
 #pragma unroll
   for (int half = 0; half < 2; half++) {
-    float sum = 0.0f, square = 0.0f;
+    float sum[2] = {}, square[4] = {};
 #pragma unroll
-    for (int i = 0; i < TILES; i++) sum += x[i][2 * half] + x[i][2 * half + 1];
-    mean[half] = quad_sum(sum) * (1.0f / D);
+    for (int i = 0; i < TILES; i++) sum[i % 2] += x[i][2 * half] + x[i][2 * half + 1];
+    mean[half] = quad_sum(sum[0] + sum[1]) * (1.0f / D);
 #pragma unroll
     for (int i = 0; i < TILES; i++) {
       float left = x[i][2 * half] - mean[half], right = x[i][2 * half + 1] - mean[half];
-      square += left * left + right * right;
+      square[i % 2] += left * left;
+      square[2 + i % 2] += right * right;
     }
-    scale[half] = rsqrt_fast(quad_sum(square) * (1.0f / D) + eps);
+    scale[half] = rsqrt_fast(quad_sum((square[0] + square[1]) + (square[2] + square[3])) * (1.0f / D) + eps);
   }
 }
 

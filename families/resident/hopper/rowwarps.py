@@ -46,14 +46,7 @@ __device__ __forceinline__ void publish(const u32 (&words)[2][TILES], const Plac
       else
         *(uint2*)(own + at) = make_uint2(part[0], part[1]);
 #pragma unroll
-      for (int i = 0; i < SPLIT - 1; i++) {
-        u32 there = place.other[i] + offset + at;
-        if (VECTOR == 4)
-          asm volatile("st.shared::cluster.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(there), "r"(part[0]), "r"(part[1]),
-                       "r"(part[2]), "r"(part[VECTOR - 1]) : "memory");
-        else
-          asm volatile("st.shared::cluster.v2.u32 [%0], {%1, %2};" ::"r"(there), "r"(part[0]), "r"(part[1]) : "memory");
-      }
+      for (int i = 0; i < SPLIT - 1; i++) send(place.other[i] + offset + at, part, place.other_ready[i]);
     }
 }
 
@@ -104,7 +97,10 @@ __device__ __forceinline__ void attend(u32 (*context)[2], const u32 (*q)[2], u32
 #pragma unroll
       for (int b = first; b < first + SPAN; b++)
 #pragma unroll
-        for (int i = 0; i < 8; i++) top[i % 4 / 2] = fmaxf(top[i % 4 / 2], s[b][i / 4][i % 4]);
+        for (int half = 0; half < 2; half++) {
+          float left = fmaxf(s[b][0][2 * half], s[b][0][2 * half + 1]), right = fmaxf(s[b][1][2 * half], s[b][1][2 * half + 1]);
+          top[half] = fmaxf(top[half], fmaxf(left, right));
+        }
     }
   }
   top[0] = quad_max(top[0]);
@@ -119,10 +115,10 @@ __device__ __forceinline__ void attend(u32 (*context)[2], const u32 (*q)[2], u32
         u32 words[LANE_WORDS], p[4];
         read_block(words, values + b * BLOCK_BYTES);
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-          s[b][i / 4][i % 4] = exp2_fast(s[b][i / 4][i % 4] - top[i % 4 / 2]);
-          sum[i % 4 / 2] += s[b][i / 4][i % 4];
-        }
+        for (int i = 0; i < 8; i++) s[b][i / 4][i % 4] = exp2_fast(s[b][i / 4][i % 4] - top[i % 4 / 2]);
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+          sum[half] += (s[b][0][2 * half] + s[b][0][2 * half + 1]) + (s[b][1][2 * half] + s[b][1][2 * half + 1]);
 #pragma unroll
         for (int i = 0; i < 4; i++) p[i] = pack(s[b][i / 2][i % 2 * 2], s[b][i / 2][i % 2 * 2 + 1]);
 #pragma unroll
@@ -140,19 +136,23 @@ __device__ __forceinline__ void attend(u32 (*context)[2], const u32 (*q)[2], u32
 
 __device__ __forceinline__ void layer(Tiles& tiles, float (&x)[TILES][4], u32 round, float eps, const Place& place) {
   u32 a[STEPS][4];
+  if (int(place.lane) < SPLIT - 1) {
+    barrier_wait(place.ready + place.awaited * 8, round & 1 ^ 1);
+    expect(place.ready + place.awaited * 8, 2 * BLOCK_BYTES);
+  }
   normalise(a, x, eps);
   {
     u32 words[2][TILES], slot = tiles.slot;
     right_operand<false>(words, a, tiles.next(), place.lane);
     tiles.used(slot);
-    await(place.free, round & 1 ^ 1);  // every warp has read the layer before's
+    barrier_wait(place.free, round & 1 ^ 1);  // every warp has read the layer before's
     publish<false>(words, place);
     slot = tiles.slot;
     right_operand<true>(words, a, tiles.next(), place.lane);
     tiles.used(slot);
     publish<true>(words, place);
     __syncwarp();
-    if (place.lane < SPLIT) arrive_in(place.ready + place.block * 8, place.group + place.lane);
+    if (place.lane == 0) barrier_arrive(place.ready + place.block * 8);
   }
   {
     constexpr int COLUMN_TILES = TOGETHER * HEAD_TILES, COLUMN_STEPS = COLUMN_TILES / 2;
@@ -174,7 +174,7 @@ __device__ __forceinline__ void layer(Tiles& tiles, float (&x)[TILES][4], u32 ro
           for (int half = 0; half < 2; half++) q[i][half] = pack(c[i][2 * half], c[i][2 * half + 1]);
       }
       if (step == 0) {
-        if (place.lane < min(BLOCKS, int(place.last) / SPAN * SPAN + SPAN)) await(place.ready + place.lane * 8, round & 1);
+        if (place.lane < min(BLOCKS, int(place.last) / SPAN * SPAN + SPAN)) barrier_wait(place.ready + place.lane * 8, round & 1);
         __syncwarp();
       }
 #pragma unroll
@@ -221,7 +221,7 @@ __device__ __forceinline__ void courier(u32 tiles, u32 full, u32 empty, const u8
   u32 slice = cluster_rank() * SLICE_BYTES, slot = 0, parity = 1;
   for (int round = 0; round < rounds; round++)
     for (int tile = 0; tile < length; tile++) {
-      await(empty + slot * 8, parity);
+      barrier_wait(empty + slot * 8, parity);
       copy_slice(tiles + slot * TILE_BYTES + slice, weights + tile * TILE_BYTES + slice, full + slot * 8);
       slot = slot + 1 == STAGES ? 0 : slot + 1;
       if (slot == 0) parity ^= 1;
@@ -336,7 +336,12 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) resident_ro
     place.values = place.keys + HELD * BLOCK_BYTES;
     place.ready += first * 8;
 #pragma unroll
-    for (int i = 0; i < SPLIT - 1; i++) place.other[i] = address_in(shared_address(held), rank ^ (i + 1));
+    for (int i = 0; i < SPLIT - 1; i++) {
+      place.other[i] = address_in(shared_address(held), rank ^ (i + 1));
+      place.other_ready[i] = address_in(place.ready + within * 8, rank ^ (i + 1));
+    }
+    // Of the blocks other programs write, each warp makes ready for as many as it writes itself to one of them.
+    if (SPLIT > 1) place.awaited = warp * SPLIT + (rank ^ (place.lane + 1)) % SPLIT;
     int furthest = (length - 1) / ROWS;
     place.last = CAUSAL && int(within) < furthest ? within : furthest;
     u32 round = 0;
