@@ -29,6 +29,7 @@ constexpr int BLOCK_BYTES = ROWS * D * 2;                   // of a block's keys
 constexpr int LANE_WORDS = 2 * HEAD_TILES;                  // of a lane in a head's keys, or values, of a block
 constexpr int VECTOR = HEAD_TILES % 2 ? 2 : 4;              // words a lane reads at a time
 constexpr int SLICES = STEPS % 4 == 0 ? 4 : STEPS % 3 == 0 ? 3 : STEPS % 2 == 0 ? 2 : STEPS;  // of 16 columns at a time
+constexpr unsigned ONES = BF16 ? 0x3F803F80 : 0x3C003C00;
 static_assert(SLICE_BYTES % 16 == 0 && TOGETHER * HEAD_TILES % 2 == 0 && HEADS % TOGETHER == 0, "");
 """
 

@@ -65,7 +65,7 @@ __device__ __forceinline__ void read_block(u32 (&words)[LANE_WORDS], const u8* f
 
 // The context of one head, rounded: a pair of columns of the upper row, one of the lower, a tile.
 __device__ __forceinline__ void attend(u32 (*context)[2], const u32 (*q)[2], u32 head, const Place& place) {
-  float s[BLOCKS][2][4], top[2] = {NEGATIVE, NEGATIVE}, sum[2] = {0.0f, 0.0f};
+  float s[BLOCKS][2][4], top[2] = {NEGATIVE, NEGATIVE};
   const u8* keys = place.keys + lane_offset(head, place.lane);
 #pragma unroll
   for (int first = 0; first < BLOCKS; first += SPAN) {
@@ -87,13 +87,13 @@ __device__ __forceinline__ void attend(u32 (*context)[2], const u32 (*q)[2], u32
             mma_narrow(s[b][half], q[HEAD_TILES - 1][0], q[HEAD_TILES - 1][1], words[half * HEAD_TILES + HEAD_TILES - 1]);
         }
       }
-      if ((place.open >> first & ((1 << SPAN) - 1)) != (1 << SPAN) - 1) {
 #pragma unroll
-        for (int b = first; b < first + SPAN; b++)
+      for (int b = first; b < first + SPAN; b++)
+        if (!(place.open >> b & 1)) {
 #pragma unroll
           for (int i = 0; i < 8; i++)
             if (!(place.visible[i % 4 / 2] >> (b * 4 + i / 4 * 2 + i % 2) & 1)) s[b][i / 4][i % 4] = NEGATIVE;
-      }
+        }
 #pragma unroll
       for (int b = first; b < first + SPAN; b++)
 #pragma unroll
@@ -106,7 +106,7 @@ __device__ __forceinline__ void attend(u32 (*context)[2], const u32 (*q)[2], u32
   top[0] = quad_max(top[0]);
   top[1] = quad_max(top[1]);
   const u8* values = place.values + lane_offset(head, place.lane);
-  float c[HEAD_TILES][4] = {};
+  float c[HEAD_TILES][4] = {}, sum[4] = {};
 #pragma unroll
   for (int first = 0; first < BLOCKS; first += SPAN) {
     if (first <= int(place.last)) {
@@ -117,10 +117,8 @@ __device__ __forceinline__ void attend(u32 (*context)[2], const u32 (*q)[2], u32
 #pragma unroll
         for (int i = 0; i < 8; i++) s[b][i / 4][i % 4] = exp2_fast(s[b][i / 4][i % 4] - top[i % 4 / 2]);
 #pragma unroll
-        for (int half = 0; half < 2; half++)
-          sum[half] += (s[b][0][2 * half] + s[b][0][2 * half + 1]) + (s[b][1][2 * half] + s[b][1][2 * half + 1]);
-#pragma unroll
         for (int i = 0; i < 4; i++) p[i] = pack(s[b][i / 2][i % 2 * 2], s[b][i / 2][i % 2 * 2 + 1]);
+        mma(sum, p, ONES, ONES);  // a product's columns of ones sum the rows of what the context sums
 #pragma unroll
         for (int i = 0; i < HEAD_TILES; i++) mma(c[i], p, words[2 * i], words[2 * i + 1]);
       }
@@ -128,7 +126,7 @@ __device__ __forceinline__ void attend(u32 (*context)[2], const u32 (*q)[2], u32
   }
 #pragma unroll
   for (int half = 0; half < 2; half++) {
-    float scale = 1.0f / quad_sum(sum[half]);
+    float scale = 1.0f / sum[2 * half];
 #pragma unroll
     for (int i = 0; i < HEAD_TILES; i++) context[i][half] = pack(c[i][2 * half] * scale, c[i][2 * half + 1] * scale);
   }
