@@ -16,14 +16,15 @@ STEP_COLUMNS = 32  # of the heads taken in one step: products of fewer wait for 
 
 @dataclass(frozen=True)
 class RowwarpPlan(KernelPlan):
-    """Sizes of one row-warp forward: `warps` blocks of 16 rows a program, `cluster` programs that share weight tiles.
+    """Sizes of one row-warp forward: `warps` of a program, `cluster` programs that share weight tiles.
 
-    `span` blocks of keys are taken together.
+    A block of 16 rows is the work of one warp, or of two `twins`; `span` blocks of keys are taken together.
     """
 
     warps: int
     cluster: int
     span: int
+    twins: int = 1
 
     @property
     def blocks(self) -> int:
@@ -34,7 +35,7 @@ class RowwarpPlan(KernelPlan):
     def together(self) -> int:
         """Heads taken in one step: whole slices of 16 columns."""
         head, count = self.shape.head_dim, 1
-        while self.shape.num_heads % (2 * count) == 0 and (count * head < STEP_COLUMNS or count * head % 16):
+        while self.shape.num_heads // self.twins % (2 * count) == 0 and (count * head < STEP_COLUMNS or count * head % 16):
             count *= 2
         return count
 
@@ -61,19 +62,24 @@ class RowwarpPlan(KernelPlan):
     @property
     def held_bytes(self) -> int:
         """Shared memory of the keys and values a program holds."""
-        return 2 * max(self.blocks, self.warps) * ROWS * self.shape.d_model * HALF
+        return 2 * max(self.blocks, self.warps // self.twins) * ROWS * self.shape.d_model * HALF
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Shared memory through which twins add up their shares of the rows, twice a layer."""
+        return 0 if self.twins == 1 else 2 * self.warps * ROWS * self.shape.d_model * SINGLE
 
     @property
     def stages(self) -> int:
         """Tiles of the ring."""
-        room = MULTIPROCESSOR_BYTES - PROGRAM_BYTES - self.held_bytes - (MOST_WARPS + 1) * BARRIER_BYTES
+        room = MULTIPROCESSOR_BYTES - PROGRAM_BYTES - self.held_bytes - self.exchange_bytes - (MOST_WARPS + 1) * BARRIER_BYTES
         fitting = room // (self.tile_bytes + 2 * BARRIER_BYTES)
         return min(MOST_STAGES, self.shape.num_layers * self.layer_tiles, fitting)
 
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a program that is asked for at launch: the ring, keys and values."""
-        return self.stages * self.tile_bytes + self.held_bytes
+        return self.stages * self.tile_bytes + self.held_bytes + self.exchange_bytes
 
     @property
     def threads(self) -> int:
@@ -83,12 +89,12 @@ class RowwarpPlan(KernelPlan):
     @property
     def split(self) -> int:
         """Programs of a sequence."""
-        return max(1, self.blocks // self.warps)
+        return max(1, self.blocks * self.twins // self.warps)
 
     @property
     def units(self) -> int:
         """Sequences, as many together as a cluster takes."""
-        return -(-self.shape.batch_size // (self.cluster * self.warps // self.blocks))
+        return -(-self.shape.batch_size // (self.cluster * self.warps // self.twins // self.blocks))
 
     @property
     def scratch_words(self) -> int:
@@ -108,6 +114,6 @@ class RowwarpPlan(KernelPlan):
         """Return the kernel's compile-time sizes."""
         own = {
             "CAUSAL": int(self.shape.causal), "STAGES": self.stages, "WARPS": self.warps, "CLUSTER": self.cluster,
-            "BLOCKS": self.blocks, "SPAN": self.span, "TOGETHER": self.together,
+            "BLOCKS": self.blocks, "SPAN": self.span, "TOGETHER": self.together, "TWINS": self.twins,
         }  # fmt: skip
         return self.sizes(masked, bfloat16) | own

@@ -11,10 +11,11 @@ ROWWARP_SIZES = r"""
 // them. One more warp, the courier, does the asking.
 //
 // Compile-time: D width = HEADS * HD, FFN (multiple of D), MASKED, CAUSAL, BF16 operands, IO, STAGES tiles of the ring,
-// WARPS blocks of rows of a program, CLUSTER programs, BLOCKS of a sequence (a power of two), SPAN blocks of keys taken
-// together, TOGETHER heads taken in one step.
+// TWINS warps of a block of rows, WARPS of all blocks of a program, CLUSTER programs, BLOCKS of a sequence (a power of
+// two), SPAN blocks of keys taken together, TOGETHER heads taken in one step.
 
 constexpr int THREADS = WARPS * 32 + (WARPS == 8 ? 128 : 32);
+constexpr int OWN_BLOCKS = WARPS / TWINS;  // of rows, of a program
 constexpr int ROWS = 16;
 constexpr int STEPS = D / 16;  // of 16 along the width
 constexpr int TILES = D / 8;   // of eight columns
@@ -23,14 +24,17 @@ constexpr int WEIGHT_BYTES = D * D * 2;
 constexpr int TILE_BYTES = WEIGHT_BYTES + D * 4;
 constexpr int SLICE_BYTES = TILE_BYTES / CLUSTER;
 constexpr int LAYER_TILES = 4 + 2 * (FFN / D);
-constexpr int SPLIT = BLOCKS > WARPS ? BLOCKS / WARPS : 1;  // programs of a sequence
-constexpr int HELD = BLOCKS > WARPS ? BLOCKS : WARPS;       // blocks whose keys a program holds
+constexpr int SPLIT = BLOCKS > OWN_BLOCKS ? BLOCKS / OWN_BLOCKS : 1;  // programs of a sequence
+constexpr int HELD = BLOCKS > OWN_BLOCKS ? BLOCKS : OWN_BLOCKS;       // blocks whose keys a program holds
 constexpr int BLOCK_BYTES = ROWS * D * 2;                   // of a block's keys, or values
 constexpr int LANE_WORDS = 2 * HEAD_TILES;                  // of a lane in a head's keys, or values, of a block
 constexpr int VECTOR = HEAD_TILES % 2 ? 2 : 4;              // words a lane reads at a time
-constexpr int SLICES = STEPS % 4 == 0 ? 4 : STEPS % 3 == 0 ? 3 : STEPS % 2 == 0 ? 2 : STEPS;  // of 16 columns at a time
+constexpr int OWN_STEPS = STEPS / TWINS;  // of 16 columns, of a warp
+constexpr int OWN_HEADS = HEADS / TWINS;
+constexpr int SLICES = OWN_STEPS % 4 == 0 ? 4 : OWN_STEPS % 3 == 0 ? 3 : OWN_STEPS % 2 == 0 ? 2 : OWN_STEPS;  // at a time
+constexpr int EXCHANGE_BYTES = ROWS * D * 4;
 constexpr unsigned ONES = BF16 ? 0x3F803F80 : 0x3C003C00;
-static_assert(SLICE_BYTES % 16 == 0 && TOGETHER * HEAD_TILES % 2 == 0 && HEADS % TOGETHER == 0, "");
+static_assert(SLICE_BYTES % 16 == 0 && TOGETHER * HEAD_TILES % 2 == 0 && OWN_HEADS % TOGETHER == 0, "");
 """
 
 ROWWARP_STEPS = r"""
@@ -118,11 +122,13 @@ struct Tiles {
 };
 
 // What a warp knows of its place. `keys` and `values` are its sequence's first block; `other` where they begin in the
-// other programs of the sequence.
+// other programs of the sequence. Twins take half of the heads and of the hidden columns each, and add up what they
+// make of the rows through `exchange`.
 struct Place {
-  u32 lane, group, ready, free, block, last, open, awaited;
+  u32 twin, pair, lane, group, ready, free, block, last, open, awaited;
   u8* keys;
   u8* values;
+  u8* exchange;
   u32 other[SPLIT > 1 ? SPLIT - 1 : 1], other_ready[SPLIT > 1 ? SPLIT - 1 : 1];
   u32 visible[2];  // four bits a key block for the thread's two rows: two keys of the block's first eight, two of its last
 };
@@ -222,5 +228,23 @@ __device__ __forceinline__ void normalise(u32 (&a)[STEPS][4], const float (&x)[T
       float shift = -mean[i % 2] * scale[i % 2];
       a[k][i] = pack(pair[0] * scale[i % 2] + shift, pair[1] * scale[i % 2] + shift);
     }
+}
+
+// The rows += both twins' shares; the sum of two is the same in either order.
+__device__ __forceinline__ void add_shares(
+    float (&x)[TILES][4], const float (&share)[TILES][4], int which, const Place& place) {
+  u8* own = place.exchange + (which * TWINS + place.twin) * EXCHANGE_BYTES + place.lane * 16;
+  const u8* other = place.exchange + (which * TWINS + (place.twin ^ 1)) * EXCHANGE_BYTES + place.lane * 16;
+#pragma unroll
+  for (int i = 0; i < TILES; i++) *(float4*)(own + i * 512) = make_float4(share[i][0], share[i][1], share[i][2], share[i][3]);
+  asm volatile("bar.sync %0, 64;" ::"r"(place.pair + 1) : "memory");
+#pragma unroll
+  for (int i = 0; i < TILES; i++) {
+    float4 y = *(const float4*)(other + i * 512);
+    x[i][0] += share[i][0] + y.x;
+    x[i][1] += share[i][1] + y.y;
+    x[i][2] += share[i][2] + y.z;
+    x[i][3] += share[i][3] + y.w;
+  }
 }
 """

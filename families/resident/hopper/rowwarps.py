@@ -6,11 +6,12 @@ ROWWARPS = r"""
 // Keys (or values) of this warp's rows, as the right operands of the products that read them: a key's part of an
 // accumulator tile is one already, a value's after a transposition of 8 x 8.
 template <bool VALUES>
-__device__ __forceinline__ void right_operand(u32 (&words)[2][TILES], const u32 (&a)[STEPS][4], const u8* tile, u32 lane) {
+__device__ __forceinline__ void right_operand(
+    u32 (&words)[2][TILES / TWINS], const u32 (&a)[STEPS][4], const u8* tile) {
 #pragma unroll
-  for (int first = 0; first < STEPS; first += SLICES) {
+  for (int first = 0; first < OWN_STEPS; first += SLICES) {
     float c[2 * SLICES][4] = {};
-    project<SLICES>(c, a, tile + lane * 16 + first * (STEPS * 512));
+    project<SLICES>(c, a, tile + first * (STEPS * 512));
 #pragma unroll
     for (int i = 0; i < 2 * SLICES; i++)
 #pragma unroll
@@ -26,11 +27,11 @@ __device__ __forceinline__ u32 lane_offset(u32 head, u32 lane) { return (head * 
 
 // Write them to every program of the sequence: half-blocks of keys one behind the other, those of values in turn.
 template <bool VALUES>
-__device__ __forceinline__ void publish(const u32 (&words)[2][TILES], const Place& place) {
+__device__ __forceinline__ void publish(const u32 (&words)[2][TILES / TWINS], const Place& place) {
   u32 offset = place.block * BLOCK_BYTES + (VALUES ? HELD * BLOCK_BYTES : 0);
   u8* own = place.keys + offset;
 #pragma unroll
-  for (int head = 0; head < HEADS; head++)
+  for (int head = 0; head < OWN_HEADS; head++)
 #pragma unroll
     for (int first = 0; first < LANE_WORDS; first += VECTOR) {
       u32 part[VECTOR];
@@ -40,7 +41,7 @@ __device__ __forceinline__ void publish(const u32 (&words)[2][TILES], const Plac
         part[i] = VALUES ? words[word % 2][head * HEAD_TILES + word / 2]
                          : words[word / HEAD_TILES][head * HEAD_TILES + word % HEAD_TILES];
       }
-      u32 at = lane_offset(head, place.lane) + first * 128;
+      u32 at = lane_offset(place.twin * OWN_HEADS + head, place.lane) + first * 128;
       if (VECTOR == 4)
         *(uint4*)(own + at) = make_uint4(part[0], part[1], part[2], part[VECTOR - 1]);
       else
@@ -133,20 +134,20 @@ __device__ __forceinline__ void attend(u32 (*context)[2], const u32 (*q)[2], u32
 }
 
 __device__ __forceinline__ void layer(Tiles& tiles, float (&x)[TILES][4], u32 round, float eps, const Place& place) {
-  u32 a[STEPS][4];
+  u32 a[STEPS][4], own_columns = place.twin * (OWN_STEPS * STEPS * 512) + place.lane * 16;
   if (int(place.lane) < SPLIT - 1) {
     barrier_wait(place.ready + place.awaited * 8, round & 1 ^ 1);
-    expect(place.ready + place.awaited * 8, 2 * BLOCK_BYTES);
+    expect(place.ready + place.awaited * 8, 2 * BLOCK_BYTES / TWINS);
   }
   normalise(a, x, eps);
   {
-    u32 words[2][TILES], slot = tiles.slot;
-    right_operand<false>(words, a, tiles.next(), place.lane);
+    u32 words[2][TILES / TWINS], slot = tiles.slot;
+    right_operand<false>(words, a, tiles.next() + own_columns);
     tiles.used(slot);
     barrier_wait(place.free, round & 1 ^ 1);  // every warp has read the layer before's
     publish<false>(words, place);
     slot = tiles.slot;
-    right_operand<true>(words, a, tiles.next(), place.lane);
+    right_operand<true>(words, a, tiles.next() + own_columns);
     tiles.used(slot);
     publish<true>(words, place);
     __syncwarp();
@@ -159,8 +160,11 @@ __device__ __forceinline__ void layer(Tiles& tiles, float (&x)[TILES][4], u32 ro
     u32 other = tiles.slot;
     const u8* output = tiles.next();
     start(x, (const float*)(output + WEIGHT_BYTES), place.lane, true);
+    float share[TILES][4] = {};
+    float (&rows)[TILES][4] = TWINS > 1 ? share : x;
 #pragma unroll 1
-    for (int step = 0; step < HEADS / TOGETHER; step++) {
+    for (int own = 0; own < OWN_HEADS / TOGETHER; own++) {
+      int step = place.twin * (OWN_HEADS / TOGETHER) + own;
       u32 q[COLUMN_TILES][2], context[COLUMN_TILES][2];
       {
         float c[COLUMN_TILES][4];
@@ -171,7 +175,7 @@ __device__ __forceinline__ void layer(Tiles& tiles, float (&x)[TILES][4], u32 ro
 #pragma unroll
           for (int half = 0; half < 2; half++) q[i][half] = pack(c[i][2 * half], c[i][2 * half + 1]);
       }
-      if (step == 0) {
+      if (own == 0) {
         if (place.lane < min(BLOCKS, int(place.last) / SPAN * SPAN + SPAN)) barrier_wait(place.ready + place.lane * 8, round & 1);
         __syncwarp();
       }
@@ -183,13 +187,16 @@ __device__ __forceinline__ void layer(Tiles& tiles, float (&x)[TILES][4], u32 ro
       for (int k = 0; k < COLUMN_STEPS; k++)
 #pragma unroll
         for (int i = 0; i < 4; i++) left[k][i] = context[2 * k + i / 2][i % 2];
-      accumulate<COLUMN_STEPS>(x, left, output + place.lane * 16 + step * (COLUMN_STEPS * 512));
+      accumulate<COLUMN_STEPS>(rows, left, output + place.lane * 16 + step * (COLUMN_STEPS * 512));
     }
+    if (TWINS > 1) add_shares(x, share, 0, place);
     tiles.used(slot);
     tiles.used(other);
     if (place.lane < SPLIT) arrive_in(place.free, place.group + place.lane);
   }
   normalise(a, x, eps);
+  float share[TILES][4] = {};
+  float (&rows)[TILES][4] = TWINS > 1 ? share : x;
 #pragma unroll 1
   for (int tile = 0; tile < FFN / D; tile++) {
     u32 slot = tiles.slot;
@@ -198,7 +205,8 @@ __device__ __forceinline__ void layer(Tiles& tiles, float (&x)[TILES][4], u32 ro
     const u8* back = tiles.next();
     start(x, (const float*)(back + WEIGHT_BYTES), place.lane, true);
 #pragma unroll 1
-    for (int first = 0; first < STEPS; first += SLICES) {
+    for (int own = 0; own < OWN_STEPS; own += SLICES) {
+      int first = place.twin * OWN_STEPS + own;
       float c[2 * SLICES][4];
       start(c, (const float*)(into + WEIGHT_BYTES) + first * 16, place.lane, false);
       project<SLICES>(c, a, into + place.lane * 16 + first * (STEPS * 512));
@@ -206,11 +214,12 @@ __device__ __forceinline__ void layer(Tiles& tiles, float (&x)[TILES][4], u32 ro
       for (int i = 0; i < 8 * SLICES; i++) c[i / 4][i % 4] = gelu(c[i / 4][i % 4]);
       u32 hidden[SLICES][4];
       round_left(hidden, c);
-      accumulate<SLICES>(x, hidden, back + place.lane * 16 + first * 512);
+      accumulate<SLICES>(rows, hidden, back + place.lane * 16 + first * 512);
     }
     tiles.used(slot);
     tiles.used(other);
   }
+  if (TWINS > 1) add_shares(x, share, 1, place);
 }
 
 // Ask for this program's slices of all tiles, each as its slot comes free in every program of the cluster; a barrier
@@ -278,7 +287,7 @@ __device__ __forceinline__ void forward(
       float left = (x[i][2 * half] - mean[half]) * scale[half] * gamma.x + beta.x;
       float right = (x[i][2 * half + 1] - mean[half]) * scale[half] * gamma.y + beta.y;
       io2_t* to = (io2_t*)(output + (first + row + 8 * half) * D + column + i * 8);
-      if (inside[half]) *to = valid[half] ? narrow(left, right) : narrow(0.0f, 0.0f);
+      if (inside[half] && i / (TILES / TWINS) == int(place.twin)) *to = valid[half] ? narrow(left, right) : narrow(0.0f, 0.0f);
     }
   }
 }
@@ -309,7 +318,7 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) resident_ro
       barrier_init(tiles.full + slot * 8, 1);
       barrier_init(tiles.empty + slot * 8, WARPS * CLUSTER);
     }
-    for (int b = 0; b < HELD; b++) barrier_init(place.ready + b * 8, 1);
+    for (int b = 0; b < HELD; b++) barrier_init(place.ready + b * 8, TWINS);
     barrier_init(place.free, WARPS * SPLIT);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
@@ -323,15 +332,18 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) resident_ro
   } else {
     if (WARPS == 8) asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
     // Blocks of a sequence over warps: of two warps on a scheduler one attends to few keys, one to many.
-    u32 first = SPLIT > 1 ? 0 : warp / BLOCKS * BLOCKS;
-    u32 within = SPLIT > 1 ? warp * SPLIT + rank % SPLIT : warp % BLOCKS;
+    place.pair = warp / TWINS;
+    place.twin = warp % TWINS;
+    u32 first = SPLIT > 1 ? 0 : place.pair / BLOCKS * BLOCKS;
+    u32 within = SPLIT > 1 ? place.pair * SPLIT + rank % SPLIT : place.pair % BLOCKS;
     constexpr u32 TURN = BLOCKS < 4 ? BLOCKS : 4;
-    if (SPLIT == 1 && warp / 4 % 2) within = within / TURN * TURN + TURN - 1 - within % TURN;
+    if (SPLIT == 1 && place.pair / 4 % 2) within = within / TURN * TURN + TURN - 1 - within % TURN;
     place.block = within;
     place.group = rank / SPLIT * SPLIT;
     if (SPLIT == 1) place.group = rank;
     place.keys = held + first * BLOCK_BYTES;
     place.values = place.keys + HELD * BLOCK_BYTES;
+    place.exchange = held + 2 * HELD * BLOCK_BYTES + place.pair * (2 * TWINS * EXCHANGE_BYTES);
     place.ready += first * 8;
 #pragma unroll
     for (int i = 0; i < SPLIT - 1; i++) {
@@ -339,13 +351,13 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) resident_ro
       place.other_ready[i] = address_in(place.ready + within * 8, rank ^ (i + 1));
     }
     // Of the blocks other programs write, each warp makes ready for as many as it writes itself to one of them.
-    if (SPLIT > 1) place.awaited = warp * SPLIT + (rank ^ (place.lane + 1)) % SPLIT;
+    if (SPLIT > 1) place.awaited = place.pair * SPLIT + (rank ^ (place.lane + 1)) % SPLIT;
     int furthest = (length - 1) / ROWS;
     place.last = CAUSAL && int(within) < furthest ? within : furthest;
     u32 round = 0;
     for (; unit < units; unit += clusters) {
       int sequence = SPLIT > 1 ? unit * (CLUSTER / SPLIT) + rank / SPLIT
-                               : (unit * CLUSTER + rank) * (WARPS / BLOCKS) + warp / BLOCKS;
+                               : (unit * CLUSTER + rank) * (OWN_BLOCKS / BLOCKS) + place.pair / BLOCKS;
       forward(tiles, place, round, sequence, input, mask, output, final_norm, batch, length, layers, eps);
     }
   }
