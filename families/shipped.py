@@ -15,7 +15,8 @@ from rooflane.families.resident.choice import choose
 from rooflane.families.resident.config import HOPPER, ResidentConfig, Room, resident_config
 from rooflane.families.resident.flagged_rows import flagged_rows_kernel
 from rooflane.families.resident.hopper.plan import HopperPlan, RowblockPlan
-from rooflane.families.resident.hopper.source import rowblock_source, warpgroup_source
+from rooflane.families.resident.hopper.rowwarp_plan import RowwarpPlan
+from rooflane.families.resident.hopper.source import rowblock_source, rowwarp_source, warpgroup_source
 from rooflane.families.resident.layout import layout_of
 from rooflane.families.resident.rows import rows_kernel
 from rooflane.families.resident.sizes import constants
@@ -98,6 +99,10 @@ def hopper_case(plan: HopperPlan) -> HopperCase:
     inner = f"d{shape.d_model} h{shape.num_heads}x{shape.head_dim} f{plan.ffn} {shape.dtype}"
     if isinstance(plan, RowblockPlan):
         return HopperCase(f"resident rowblocks {inner}", plan, rowblock_source(sizes))
+    if isinstance(plan, RowwarpPlan):
+        reach = "causal" if shape.causal else "full"
+        layout = f"{plan.warps}w {plan.twins}t over {plan.split} of {plan.blocks} {reach} r{plan.stages}"
+        return HopperCase(f"resident rowwarps {inner} {layout}", plan, rowwarp_source(sizes))
     layout = f"{'spanning' if plan.spans else f'g{plan.group}'} {'causal' if shape.causal else 'full'} r{plan.stages}"
     return HopperCase(f"resident warpgroups {inner} {layout}", plan, warpgroup_source(sizes))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rooflane.families.resident.config import ResidentConfig, Room, resident_config
 from rooflane.families.resident.hopper.plan import HopperPlan, rowblock_plan, warpgroup_plan
+from rooflane.families.resident.hopper.rowwarp_plan import rowwarp_plan
 from rooflane.shapes import Shape
 
 
@@ -11,15 +12,15 @@ def choose(shape: Shape, room: Room) -> HopperPlan | ResidentConfig:
     """Return the plan of a Hopper kernel where one is ahead of Triton's, else the Triton configuration.
 
     Device time on the H200 in us, Triton's first: row blocks 45.5 to 30.5 on shape 2, 35.7 to 25.8 on 12; warpgroups
-    57 to 53 on shape 1, 70.5 to 54.6 on 5, 4664 to 3717 on 6, 60 to 49 on 9, 55 to 47 on 10, 104 to 91 on 11, and 27.5
-    to 29.3 on 7, whose host path is the shorter. Small batches with heads row blocks do not take stay with flagged
-    rows, 46 us where a warpgroup's chain takes 53. Small batches that attend both ways leave layered rows, whose five
+    57 to 53 on shape 1, 70.5 to 54.6 on 5, 4664 to 3717 on 6, 60 to 49 on 9, 55 to 47 on 10, 104 to 91 on 11. Row warps
+    against warpgroups: 29.3 to 20.1 on 7, 35 to 25 at twice its width, 208 to 191 at a batch of 1000. Small
+    causal batches of one wide head stay with flagged rows, 46 us where a warpgroup's chain takes 53. Small batches that attend both ways leave layered rows, whose five
     launches cost the host 35 to 50 us, unmeasured.
     """
     config = resident_config(shape, room)
     if not room.warpgroups:
         return config
-    plan = rowblock_plan(shape, room.units)
+    plan = rowblock_plan(shape, room.units) or rowwarp_plan(shape, room.units)
     if plan is None and config.mode == "flagged rows":
         return config
     return plan or warpgroup_plan(shape, room.units) or config

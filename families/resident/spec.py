@@ -8,6 +8,7 @@ from rooflane.families.lean_cost import HALF, SINGLE, operand_name, weight_eleme
 from rooflane.families.resident.choice import choose
 from rooflane.families.resident.config import ResidentConfig, Room
 from rooflane.families.resident.hopper.plan import BAND, RowblockPlan, WarpgroupPlan
+from rooflane.families.resident.hopper.rowwarp_plan import ROWS, RowwarpPlan, clusters_at_a_time
 from rooflane.families.resident.layout import layout_of, padded
 from rooflane.families.resident.sizes import programs, scratch_bytes
 from rooflane.families.runtime_compiler import CAPABILITY
@@ -35,6 +36,8 @@ ROWBLOCK_LAYER_S = 7.5e-6
 # A layer of the warpgroup kernel: its barriers and waits, and the share of the tensor and exp rates it reaches beside
 # them. Within 12 % of shapes 1, 5 to 7, 9 to 11 and of 12, were it to take it (H200).
 WARPGROUP_LAYER_S, WARPGROUP_EFFICIENCY = 4e-6, 0.9
+# The row-warp kernel's likewise: within 15 % of nine shapes of width 16 to 64, 12 to 36 us each (H200).
+ROWWARP_LAYER_S, ROWWARP_EFFICIENCY = 2.9e-6, 0.65
 
 
 class Resident:
@@ -74,6 +77,8 @@ class Resident:
             return profile.graph_replay_s + _triton_s(shape, choice, profile)
         if isinstance(choice, RowblockPlan):
             return profile.graph_replay_s + shape.num_layers * ROWBLOCK_LAYER_S
+        if isinstance(choice, RowwarpPlan):
+            return profile.graph_replay_s + _rowwarp_s(choice, profile)
         return profile.graph_replay_s + _warpgroup_s(choice, profile)
 
     def build(self, model: nn.Module, shape: Shape, device: device, operand_dtype: str | None = None) -> Forward:
@@ -119,6 +124,15 @@ def _warpgroup_s(plan: WarpgroupPlan, profile: Limits) -> float:
     seconds = _unit_s(shape, profile, flops, shape.num_heads * rows * keys)
     waves = -(-plan.blocks // profile.units)
     return waves * shape.num_layers * (WARPGROUP_LAYER_S + seconds / WARPGROUP_EFFICIENCY)
+
+
+def _rowwarp_s(plan: RowwarpPlan, profile: Limits) -> float:
+    """Return the device seconds of a row-warp plan: what one program's blocks of rows take."""
+    shape, rows, keys = plan.shape, plan.warps // plan.twins * ROWS, plan.blocks * ROWS
+    flops = 2 * rows * plan.layer_tiles * shape.d_model**2 + 4 * rows * keys * shape.d_model
+    seconds = _unit_s(shape, profile, flops, shape.num_heads * rows * keys)
+    waves = -(-plan.units // clusters_at_a_time(plan.split, profile.units))
+    return waves * shape.num_layers * (ROWWARP_LAYER_S + seconds / ROWWARP_EFFICIENCY)
 
 
 def _unit_s(shape: Shape, profile: Limits, flops: int, specials: int) -> float:

@@ -12,7 +12,8 @@ from torch.nn.functional import gelu, layer_norm
 import rooflane.families.resident.parts as parts_module
 from rooflane.families.resident.hopper.pack import pack_hopper
 from rooflane.families.resident.hopper.parts import PARTS
-from rooflane.families.resident.hopper.plan import RowblockPlan, rowblock_plan, warpgroup_plan
+from rooflane.families.resident.hopper.plan import WarpgroupPlan, rowblock_plan, warpgroup_plan
+from rooflane.families.resident.hopper.rowwarp_plan import rowwarp_plan
 from rooflane.shapes import Shape
 
 H200_UNITS = 132
@@ -125,12 +126,14 @@ class Fragments:
         return self._index == len(self._bytes)
 
 
-def walk_rowblocks(packed, plan, x, mask, eps):
-    """Compute the forward from the row-block kernel's tiles alone, in its order, in float64."""
+def walk_fragments(packed, plan, x, mask, eps):
+    """Compute the forward from tiles of fragments alone, in their kernels' order, in float64."""
     shape, tiles = plan.shape, Fragments(packed, plan)
     d = shape.d_model
     x = x.double()
-    seen = mask[:, None, None, :] & torch.ones(shape.seq_len, shape.seq_len, dtype=torch.bool).tril()
+    seen = mask[:, None, None, :] & torch.ones(shape.seq_len, shape.seq_len, dtype=torch.bool)
+    if shape.causal:
+        seen = seen.tril()
     for _ in range(shape.num_layers):
         a = layer_norm(x, (d,), eps=eps)
         (key, none), (value, no_more) = tiles.next(), tiles.next()
@@ -157,26 +160,32 @@ ROWBLOCK_CASES = [
     Shape("seven-heads", 2, 18, 112, 7, 224, 1, True),
     Shape("one-head", 2, 33, 16, 1, 16, 2, True),
 ]
+ROWWARP_CASES = [
+    Shape("heads-of-eight", 2, 20, 32, 4, 32, 2, True),
+    Shape("both-ways", 3, 17, 64, 4, 200, 2, False),
+    Shape("token", 1, 1, 16, 1, 16, 1, True),
+]
+TILED_CASES = [(shape, rowblock_plan) for shape in ROWBLOCK_CASES] + [(shape, rowwarp_plan) for shape in ROWWARP_CASES]
 
 
-@pytest.mark.parametrize("shape", ROWBLOCK_CASES, ids=lambda shape: shape.id)
+@pytest.mark.parametrize(("shape", "plan_of"), TILED_CASES, ids=lambda value: getattr(value, "id", None))
 @pytest.mark.parametrize("kind", ["prefix", "holes"])
-def test_packed_fragments_hold_the_model(make_case, shape, kind):
+def test_packed_fragments_hold_the_model(make_case, shape, plan_of, kind):
     model, x, mask, expected = make_case(shape, 5, kind)
-    plan = rowblock_plan(shape, H200_UNITS)
+    plan = plan_of(shape, H200_UNITS)
     packed = pack_hopper(model, plan, torch.float16)
     assert packed["tiles"].numel() + packed["floats"].numel() * 4 == plan.packed_bytes
-    out = walk_rowblocks(packed, plan, x, mask, 1e-5)
+    out = walk_fragments(packed, plan, x, mask, 1e-5)
     assert (out - expected).abs().max() <= TOLERANCE
 
 
-@pytest.mark.parametrize("plan_of", [warpgroup_plan, rowblock_plan])
+@pytest.mark.parametrize("plan_of", [warpgroup_plan, rowblock_plan, rowwarp_plan])
 def test_bfloat16_operands_hold_the_model_as_closely_as_they_can(make_case, plan_of):
     shape = Shape("bfloat16", 1, 20, 64, 2, 64, 1, True)
     model, _, _, _ = make_case(shape, 5, "none")
     plan = plan_of(shape, H200_UNITS)
     half, brain = (pack_hopper(model, plan, dtype)["tiles"].view(-1, plan.tile_bytes) for dtype in BOTH)
-    operands = plan.tile_bytes - (4 * plan.bias_floats if isinstance(plan, RowblockPlan) else 0)
+    operands = plan.tile_bytes - (4 * plan.bias_floats if not isinstance(plan, WarpgroupPlan) else 0)
     assert torch.equal(half[:, operands:], brain[:, operands:]), "biases are float32 whatever the operands"
     halves, brains = half[:, :operands].view(torch.float16).double(), brain[:, :operands].view(torch.bfloat16).double()
     assert ((halves - brains).abs() <= halves.abs() * 2**-8 + 2**-24).all()

@@ -15,6 +15,7 @@ from rooflane.families.resident.config import HOPPER
 from rooflane.families.resident.hopper.bind import HopperBinder
 from rooflane.families.resident.hopper.pack import pack_hopper
 from rooflane.families.resident.hopper.plan import RowblockPlan, WarpgroupPlan
+from rooflane.families.resident.hopper.rowwarp_plan import RowwarpPlan
 from rooflane.shapes import Shape
 
 pytestmark = pytest.mark.gpu
@@ -31,32 +32,54 @@ ROWBLOCKS = [
     Shape("six-heads", 3, 127, 96, 6, 96, 2, True),
     Shape("long-feed-forward", 2, 17, 128, 2, 512, 2, True),
 ]
-# Warpgroups: sequences of one band and of two, causal and not, heads the twins share and heads each has its own, of 8
-# to 128 columns, padded hidden columns, one token; then several short sequences a block and more blocks than the device
-# holds, the last block not full.
-WARPGROUPS = [
+# Row warps: a sequence over four programs, over two, in one, several a program; with twins and without; causal and not;
+# heads of 8 to 64 columns, taken one to four at a time; padded hidden columns; one token; more units than the device
+# holds, the last one not full.
+ROWWARPS = [
     Shape("token", 1, 1, 16, 1, 16, 1, True),
-    Shape("both-ways", 9, 77, 96, 3, 192, 2, False),
+    Shape("over-four", 3, 100, 32, 4, 32, 3, True),
+    Shape("over-four-both-ways", 5, 128, 64, 4, 200, 2, False),
+    Shape("over-two", 64, 128, 32, 4, 32, 4, True),
+    Shape("over-two-both-ways", 40, 65, 48, 2, 96, 2, False),
+    Shape("heads-of-eight-over-two", 61, 127, 64, 8, 64, 2, True),
+    Shape("whole", 100, 50, 64, 8, 512, 2, True),
+    Shape("whole-both-ways", 131, 30, 32, 2, 32, 2, False),
+    Shape("one-block", 90, 16, 64, 2, 64, 2, False),
+    Shape("many", 150, 113, 64, 4, 64, 2, True),
     Shape("narrow", 300, 50, 16, 1, 16, 2, False),
     Shape("three-heads", 200, 45, 48, 3, 200, 2, True),
-    Shape("square", 200, 64, 64, 2, 128, 2, True),
+    Shape("one-head", 200, 64, 64, 1, 128, 2, True),
+    Shape("heads-of-eight-narrow", 257, 48, 48, 6, 192, 2, True),
+    Shape("short-both-ways", 1099, 29, 64, 4, 64, 2, False),
+    Shape("shortest", 1111, 7, 48, 2, 48, 2, True),
+]
+# Warpgroups: sequences of one band and of two, causal and not, heads the twins share and heads each has its own, of 8
+# to 128 columns, padded hidden columns; then several short sequences a block and more blocks than the device holds,
+# the last block not full.
+WARPGROUPS = [
+    Shape("both-ways", 9, 77, 96, 3, 192, 2, False),
+    Shape("square", 200, 64, 128, 2, 128, 2, True),
     Shape("wide-head", 140, 128, 128, 1, 64, 2, True),
     Shape("persistent", 150, 113, 128, 4, 128, 2, True),
     Shape("persistent-both-ways", 401, 100, 128, 2, 512, 2, False),
     Shape("heads-of-eight", 140, 128, 128, 16, 128, 2, True),
-    Shape("heads-of-eight-narrow", 257, 48, 48, 6, 192, 2, True),
+    Shape("heads-of-eight-short", 257, 48, 80, 10, 192, 2, True),
     Shape("heads-of-eight-both-ways", 21, 96, 96, 12, 96, 2, False),
     Shape("short", 1100, 13, 128, 4, 128, 2, True),
-    Shape("short-both-ways", 1099, 29, 64, 4, 64, 2, False),
+    Shape("short-both-ways", 1099, 29, 96, 4, 64, 2, False),
+]
+SINGLE = [
+    (shape, kernel)
+    for shapes, kernel in ((ROWBLOCKS, RowblockPlan), (ROWWARPS, RowwarpPlan), (WARPGROUPS, WarpgroupPlan))
+    for shape in shapes
 ]
 HALVES = [
-    replace(shape, dtype=dtype)
-    for shape in (*ROWBLOCKS, *WARPGROUPS)
-    if shape.id in ("ragged", "persistent", "short")
+    (replace(shape, dtype=dtype), kernel)
+    for shape, kernel in SINGLE
+    if shape.id in ("ragged", "over-four", "many", "persistent", "short")
     for dtype in ("float16", "bfloat16")
 ]
-CASES = [(shape, RowblockPlan) for shape in ROWBLOCKS] + [(shape, WarpgroupPlan) for shape in WARPGROUPS]
-CASES += [(shape, RowblockPlan if shape.id == "ragged" else WarpgroupPlan) for shape in HALVES]
+CASES = SINGLE + HALVES
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from rooflane.families.resident.hopper.plan import (
     rowblock_plan,
     warpgroup_plan,
 )
+from rooflane.families.resident.hopper.rowwarp_plan import WIDEST, RowwarpPlan, clusters_at_a_time, rowwarp_plan
 from rooflane.families.resident.spec import LIMITS
 from rooflane.shapes import Shape, load_shapes
 
@@ -51,9 +52,13 @@ def kernel(choice) -> str:
 def test_an_h200_takes_the_kernels_that_were_measured_ahead(root):
     found = {shape.id: kernel(choose(shape, HOPPER)) for shape in in_limits(root)}
     rowblocks = dict.fromkeys(["2", "3", "4", "12", "n1", "n3", "n24"], "RowblockPlan")
-    triton = {"n11": "flagged rows"}  # a small batch with heads of 8
-    assert found == dict.fromkeys(found, "WarpgroupPlan") | rowblocks | triton
-    assert {"1", "5", "6", "7", "9", "10", "11"} < set(found) - set(rowblocks | triton)
+    rowwarps = dict.fromkeys(["7", "n2", "n9", "n11", "n17", "n18"], "RowwarpPlan")  # up to 64 wide
+    assert found == dict.fromkeys(found, "WarpgroupPlan") | rowblocks | rowwarps
+    assert {"1", "5", "6", "9", "10", "11"} < set(found) - set(rowblocks | rowwarps)
+
+
+def test_small_causal_batches_of_one_wide_head_keep_triton():
+    assert kernel(choose(Shape("a", 4, 128, 128, 1, 128, 4, True), HOPPER)) == "flagged rows"
 
 
 @pytest.mark.parametrize("room", [CONSUMER, replace(HOPPER, warpgroups=False)], ids=["consumer", "no-compiler"])
@@ -166,10 +171,13 @@ def test_every_plan_fits_a_multiprocessor(root):
     ]
     plans = [choose(shape, HOPPER) for shape in (*in_limits(root), *more)]
     plans = [plan for plan in plans if not isinstance(plan, ResidentConfig)]
-    assert {type(plan) for plan in plans} == {WarpgroupPlan, RowblockPlan}
+    assert {type(plan) for plan in plans} == {WarpgroupPlan, RowblockPlan, RowwarpPlan}
     for plan in plans:
         assert plan.stages >= LEAST_STAGES
-        if isinstance(plan, RowblockPlan):
+        if isinstance(plan, RowwarpPlan):
+            # The kernel's own arrays: the barriers of the ring, of eight blocks at most, and one more.
+            assert plan.shared_bytes + (2 * plan.stages + 9) * 8 <= PROGRAM_LIMIT, plan
+        elif isinstance(plan, RowblockPlan):
             assert plan.programs(UNITS) <= UNITS
             # The kernel's own arrays: moments and tops of 16 rows a warp, the barriers of a ring.
             own = 2 * plan.shape.d_model // 16 * 16 * 8 + 2 * plan.stages * 8
@@ -178,6 +186,64 @@ def test_every_plan_fits_a_multiprocessor(root):
             # The kernel's own arrays: moments of 128 rows for two sides, the barriers of two rings.
             own = 128 * 2 * 8 + 4 * plan.stages * 8
             assert plan.shared_bytes + own + PROGRAM_BYTES <= MULTIPROCESSOR_BYTES, plan
+
+
+def test_rowwarp_sizes_by_hand():
+    plan = rowwarp_plan(Shape("a", 64, 128, 32, 4, 32, 4, True), UNITS)
+    # 512 blocks of rows, four a program of twins: 128 programs, two a sequence.
+    assert (plan.blocks, plan.twins, plan.warps, plan.split, plan.units, plan.programs(UNITS)) == (8, 2, 8, 2, 64, 128)
+    assert plan.threads == 8 * 32 + 128 and plan.together == 2
+    assert plan.tile_bytes == 32 * 32 * 2 + 32 * 4 and plan.layer_tiles == 6 and plan.stages == 4 * 6
+    # Keys and values of 128 rows, two shares of 16 rows in float32 a warp.
+    assert plan.held_bytes == 2 * 128 * 32 * 2 and plan.exchange_bytes == 8 * 2 * 16 * 32 * 4
+    assert plan.shared_bytes == 24 * 2176 + plan.held_bytes + plan.exchange_bytes
+    assert plan.packed_bytes == 24 * 2176 + 2 * 32 * 4
+    assert (plan.scratch_words, plan.flags) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("batch", "seq_len", "width", "heads", "sizes"),
+    [
+        # (warps, twins, split, span, programs)
+        (4, 128, 32, 4, (4, 2, 4, 8, 16)),
+        (24, 65, 64, 2, (4, 2, 4, 8, 96)),
+        (25, 65, 64, 2, (8, 2, 2, 4, 50)),  # more clusters of four than run at a time
+        (65, 128, 64, 4, (8, 1, 1, 2, 65)),  # more of two: a sequence a program, which takes eight warps
+        (1000, 128, 32, 4, (8, 1, 1, 2, 132)),
+        (64, 128, 48, 3, (4, 1, 2, 4, 128)),  # an odd number of heads has no twins
+        (64, 128, 16, 2, (4, 1, 2, 4, 128)),  # nor has a width half of which no product divides
+        (64, 32, 32, 4, (4, 2, 1, 2, 64)),
+        (132, 16, 64, 4, (2, 2, 1, 1, 132)),
+        (133, 16, 64, 4, (4, 2, 1, 1, 67)),
+        (1000, 16, 64, 4, (8, 1, 1, 1, 125)),
+    ],
+)
+def test_row_warps_take_as_few_rows_a_program_as_the_device_has_room_for(batch, seq_len, width, heads, sizes):
+    plan = rowwarp_plan(Shape("a", batch, seq_len, width, heads, width, 4, True), UNITS)
+    assert (plan.warps, plan.twins, plan.split, plan.span, plan.programs(UNITS)) == sizes
+
+
+@pytest.mark.parametrize("changes", [{"d_model": 80}, {"d_model": 40, "num_heads": 5}, {"num_heads": 16}], ids=str)
+def test_what_row_warps_do_not_take(changes):
+    shape = Shape("a", 64, 128, WIDEST, 4, 64, 4, True)
+    assert isinstance(rowwarp_plan(shape, UNITS), RowwarpPlan)
+    assert rowwarp_plan(replace(shape, **changes), UNITS) is None
+
+
+def test_clusters_at_a_time_on_small_devices():
+    assert [clusters_at_a_time(programs, 132) for programs in (1, 2, 4)] == [132, 64, 24]
+    assert [clusters_at_a_time(programs, 4) for programs in (1, 2, 4)] == [4, 1, 1]
+
+
+@pytest.mark.parametrize("columns", [16, 24, 32, 40, 48, 64])
+def test_heads_taken_together_fill_slices_of_sixteen_columns(columns):
+    for heads in (1, 2, 3, 4, 6, 8):
+        for head_dim in (8, 16, 24, 32, 48, 64):
+            if heads * head_dim != columns or columns % 16:
+                continue
+            plan = rowwarp_plan(Shape("a", 64, 128, columns, heads, columns, 2, True), UNITS)
+            assert plan.together * head_dim % 16 == 0, (heads, head_dim)
+            assert heads // plan.twins % plan.together == 0
 
 
 @pytest.mark.parametrize("seq_len", [17, 32, 100, 128])
@@ -207,7 +273,9 @@ def test_predictions_and_bytes_follow_the_plan():
 # (shape, device us on the H200); a prediction lies within a fifth of them, the floor of the event time off.
 MEASURED = [
     (PUBLISHED, 52.9), (replace(PUBLISHED, batch_size=1), 30.5), (replace(PUBLISHED, batch_size=128), 54.6),
-    (replace(PUBLISHED, batch_size=10_000), 3717), (replace(PUBLISHED, d_model=32, ffn_dim=32), 29.3),
+    (replace(PUBLISHED, batch_size=10_000), 3717), (replace(PUBLISHED, d_model=32, ffn_dim=32), 20.1),
+    (replace(PUBLISHED, d_model=64, ffn_dim=64), 25.2), (replace(PUBLISHED, batch_size=128, d_model=64), 35.5),
+    (replace(PUBLISHED, batch_size=1000, d_model=32, ffn_dim=32), 191),
     (replace(PUBLISHED, num_heads=1), 49.1), (replace(PUBLISHED, num_heads=2), 47.4),
     (replace(PUBLISHED, num_heads=16), 91.2), (replace(PUBLISHED, seq_len=32), 25.8),
 ]  # fmt: skip

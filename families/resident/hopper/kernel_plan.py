@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rooflane.families.lean_cost import HALF, SINGLE
 from rooflane.shapes import Shape
 
 # Bytes of a multiprocessor's shared memory, less what the system takes of each program.
@@ -34,3 +35,28 @@ class KernelPlan:
             "BF16": int(bfloat16),
             "IO": IO_KINDS[self.shape.dtype],
         }
+
+
+@dataclass(frozen=True)
+class TiledPlan(KernelPlan):
+    """Sizes of a kernel whose warps read tiles of `mma.sync` fragments, a product's weights and its bias each."""
+
+    @property
+    def bias_floats(self) -> int:
+        """Floats behind the operands of a tile."""
+        return self.shape.d_model
+
+    @property
+    def tile_bytes(self) -> int:
+        """Bytes of a weight tile with its bias."""
+        return self.shape.d_model * (self.shape.d_model * HALF + SINGLE)
+
+    @property
+    def layer_tiles(self) -> int:
+        """Weight tiles of a layer."""
+        return 4 + 2 * self.ffn // self.shape.d_model
+
+    @property
+    def packed_bytes(self) -> int:
+        """Device bytes of the packed weights, the final norm included."""
+        return self.shape.num_layers * self.layer_tiles * self.tile_bytes + 2 * self.shape.d_model * SINGLE

@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rooflane.families.lean_cost import HALF, SINGLE
-from rooflane.families.resident.hopper.kernel_plan import MULTIPROCESSOR_BYTES, PROGRAM_BYTES, ROWS, KernelPlan
+from rooflane.families.resident.hopper.kernel_plan import (
+    MULTIPROCESSOR_BYTES,
+    PROGRAM_BYTES,
+    ROWS,
+    KernelPlan,
+    TiledPlan,
+)
 from rooflane.families.resident.hopper.rowwarp_plan import RowwarpPlan
 from rooflane.shapes import Shape
 
@@ -99,28 +105,8 @@ class WarpgroupPlan(KernelPlan):
 
 
 @dataclass(frozen=True)
-class RowblockPlan(KernelPlan):
+class RowblockPlan(TiledPlan):
     """Sizes of one row-block forward: a program for every 16 rows of a sequence."""
-
-    @property
-    def bias_floats(self) -> int:
-        """Floats behind the operands of a tile."""
-        return self.shape.d_model
-
-    @property
-    def tile_bytes(self) -> int:
-        """Bytes of a weight tile with its bias."""
-        return self.shape.d_model * (self.shape.d_model * HALF + SINGLE)
-
-    @property
-    def layer_tiles(self) -> int:
-        """Weight tiles of a layer."""
-        return 4 + 2 * self.ffn // self.shape.d_model
-
-    @property
-    def packed_bytes(self) -> int:
-        """Device bytes of the packed weights, the final norm included."""
-        return self.shape.num_layers * self.layer_tiles * self.tile_bytes + 2 * self.shape.d_model * SINGLE
 
     @property
     def passed_bytes(self) -> int:

@@ -5,24 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rooflane.families.lean_cost import HALF, SINGLE
-from rooflane.families.resident.hopper.kernel_plan import MULTIPROCESSOR_BYTES, PROGRAM_BYTES, ROWS, KernelPlan
+from rooflane.families.resident.hopper.kernel_plan import MULTIPROCESSOR_BYTES, PROGRAM_BYTES, ROWS, TiledPlan
 from rooflane.shapes import Shape
 
 MOST_WARPS = 8
 MOST_STAGES = 32
 BARRIER_BYTES = 8
 STEP_COLUMNS = 32  # of the heads taken in one step: products of fewer wait for one another
+# Columns up to which a warp's registers hold its rows and what it makes of them. At 128 one warp issues an instruction
+# every seven cycles, and two share no scheduler: 64 us on shape 1, warpgroups 53 (H200).
+WIDEST = 64
+MOST_SPLIT = 4
 
 
 @dataclass(frozen=True)
-class RowwarpPlan(KernelPlan):
-    """Sizes of one row-warp forward: `warps` of a program, `cluster` programs that share weight tiles.
+class RowwarpPlan(TiledPlan):
+    """Sizes of one row-warp forward: `warps` of a program, one for a block of 16 rows, or two `twins`.
 
-    A block of 16 rows is the work of one warp, or of two `twins`; `span` blocks of keys are taken together.
+    `span` blocks of keys are taken together.
     """
 
     warps: int
-    cluster: int
     span: int
     twins: int = 1
 
@@ -34,30 +37,10 @@ class RowwarpPlan(KernelPlan):
     @property
     def together(self) -> int:
         """Heads taken in one step: whole slices of 16 columns."""
-        head, count = self.shape.head_dim, 1
-        while self.shape.num_heads // self.twins % (2 * count) == 0 and (count * head < STEP_COLUMNS or count * head % 16):
+        heads, columns, count = self.shape.num_heads // self.twins, self.shape.head_dim, 1
+        while heads % (2 * count) == 0 and (count * columns < STEP_COLUMNS or count * columns % 16):
             count *= 2
         return count
-
-    @property
-    def bias_floats(self) -> int:
-        """Floats behind the operands of a tile."""
-        return self.shape.d_model
-
-    @property
-    def tile_bytes(self) -> int:
-        """Bytes of a weight tile with its bias."""
-        return self.shape.d_model * (self.shape.d_model * HALF + SINGLE)
-
-    @property
-    def layer_tiles(self) -> int:
-        """Weight tiles of a layer."""
-        return 4 + 2 * self.ffn // self.shape.d_model
-
-    @property
-    def packed_bytes(self) -> int:
-        """Device bytes of the packed weights, the final norm included."""
-        return self.shape.num_layers * self.layer_tiles * self.tile_bytes + 2 * self.shape.d_model * SINGLE
 
     @property
     def held_bytes(self) -> int:
@@ -72,8 +55,8 @@ class RowwarpPlan(KernelPlan):
     @property
     def stages(self) -> int:
         """Tiles of the ring."""
-        room = MULTIPROCESSOR_BYTES - PROGRAM_BYTES - self.held_bytes - self.exchange_bytes - (MOST_WARPS + 1) * BARRIER_BYTES
-        fitting = room // (self.tile_bytes + 2 * BARRIER_BYTES)
+        taken = PROGRAM_BYTES + self.held_bytes + self.exchange_bytes + (MOST_WARPS + 1) * BARRIER_BYTES
+        fitting = (MULTIPROCESSOR_BYTES - taken) // (self.tile_bytes + 2 * BARRIER_BYTES)
         return min(MOST_STAGES, self.shape.num_layers * self.layer_tiles, fitting)
 
     @property
@@ -88,13 +71,13 @@ class RowwarpPlan(KernelPlan):
 
     @property
     def split(self) -> int:
-        """Programs of a sequence."""
+        """Programs of a sequence, a cluster; one where a program holds whole sequences."""
         return max(1, self.blocks * self.twins // self.warps)
 
     @property
     def units(self) -> int:
-        """Sequences, as many together as a cluster takes."""
-        return -(-self.shape.batch_size // (self.cluster * self.warps // self.twins // self.blocks))
+        """Sequences, as many together as a program takes."""
+        return -(-self.shape.batch_size // max(1, self.warps // self.twins // self.blocks))
 
     @property
     def scratch_words(self) -> int:
@@ -106,14 +89,46 @@ class RowwarpPlan(KernelPlan):
         """Flags of a launch: none."""
         return 0
 
+    def clusters(self, units: int) -> int:
+        """Return the clusters of a launch: what the device holds at a time."""
+        return min(self.units, clusters_at_a_time(self.split, units))
+
     def programs(self, units: int) -> int:
-        """Return the programs of a launch: what the device holds at a time."""
-        return min(self.units, units // self.cluster) * self.cluster
+        """Return the programs of a launch."""
+        return self.clusters(units) * self.split
 
     def constants(self, masked: bool, bfloat16: bool) -> dict[str, int]:
         """Return the kernel's compile-time sizes."""
         own = {
-            "CAUSAL": int(self.shape.causal), "STAGES": self.stages, "WARPS": self.warps, "CLUSTER": self.cluster,
+            "CAUSAL": int(self.shape.causal), "STAGES": self.stages, "WARPS": self.warps, "SPLIT": self.split,
             "BLOCKS": self.blocks, "SPAN": self.span, "TOGETHER": self.together, "TWINS": self.twins,
         }  # fmt: skip
         return self.sizes(masked, bfloat16) | own
+
+
+def clusters_at_a_time(programs: int, units: int) -> int:
+    """Return how many clusters of so many programs run at a time.
+
+    A cluster lies within one GPC, whose multiprocessors it may not divide: of an H200's 132, 64 clusters of two were
+    seen to run at a time, and fewer than 32 of four.
+    """
+    return {1: units, 2: max(1, units // 2 - 2), 4: max(1, units * 3 // 16)}[programs]
+
+
+def rowwarp_plan(shape: Shape, units: int) -> RowwarpPlan | None:
+    """Return the plan for a narrow shape, None for others: as few blocks of rows a program as the device has room for.
+
+    Up to four take twins; a sequence of more than 64 rows is split over a cluster.
+    """
+    if shape.d_model % 16 != 0 or shape.head_dim % 8 != 0 or shape.d_model > WIDEST:
+        return None
+    twins = 2 if shape.num_heads % 2 == 0 and shape.d_model % 32 == 0 else 1
+    blocks = RowwarpPlan(shape, MOST_WARPS, 1).blocks
+    for own in (1, 2, 4):
+        split = max(1, blocks // own)
+        if split > (MOST_SPLIT if blocks == MOST_WARPS else 1):
+            continue
+        plan = RowwarpPlan(shape, twins * own, min(blocks, 2 * split), twins)
+        if plan.units <= clusters_at_a_time(split, units):
+            return plan
+    return RowwarpPlan(shape, MOST_WARPS, min(blocks, 2))

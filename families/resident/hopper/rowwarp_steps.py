@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 ROWWARP_SIZES = r"""
-// Every warp takes 16 rows of a sequence through the whole forward in its registers: the accumulators of one product are
-// the left operand of the next. Warps meet for nothing but keys and values, which pass through shared memory, of every
-// program of a cluster where a sequence is split over several; a warp waits for the blocks of rows it attends to alone.
+// Every warp takes 16 rows of a sequence through the whole forward in its registers: the accumulators of one product
+// are the left operand of the next. Warps meet for keys and values, which pass through shared memory, of every program
+// of a cluster where a sequence is split over several; a warp waits for the blocks of rows it attends to alone. Twins
+// share their rows: each takes half of the heads and of the hidden columns, and both add up what they make of them.
 //
 // The programs of a cluster share the stream of weight tiles: each asks for its slice of a tile, which goes to all of
 // them. One more warp, the courier, does the asking.
 //
 // Compile-time: D width = HEADS * HD, FFN (multiple of D), MASKED, CAUSAL, BF16 operands, IO, STAGES tiles of the ring,
-// TWINS warps of a block of rows, WARPS of all blocks of a program, CLUSTER programs, BLOCKS of a sequence (a power of
-// two), SPAN blocks of keys taken together, TOGETHER heads taken in one step.
+// WARPS of a program, TWINS of a block of rows, BLOCKS of a sequence (a power of two), SPLIT programs it is split over,
+// which form a cluster, SPAN blocks of keys taken together, TOGETHER heads taken in one step.
 
 constexpr int THREADS = WARPS * 32 + (WARPS == 8 ? 128 : 32);
 constexpr int OWN_BLOCKS = WARPS / TWINS;  // of rows, of a program
@@ -22,16 +23,16 @@ constexpr int TILES = D / 8;   // of eight columns
 constexpr int HEAD_TILES = HD / 8;
 constexpr int WEIGHT_BYTES = D * D * 2;
 constexpr int TILE_BYTES = WEIGHT_BYTES + D * 4;
-constexpr int SLICE_BYTES = TILE_BYTES / CLUSTER;
+constexpr int SLICE_BYTES = TILE_BYTES / SPLIT;
 constexpr int LAYER_TILES = 4 + 2 * (FFN / D);
-constexpr int SPLIT = BLOCKS > OWN_BLOCKS ? BLOCKS / OWN_BLOCKS : 1;  // programs of a sequence
 constexpr int HELD = BLOCKS > OWN_BLOCKS ? BLOCKS : OWN_BLOCKS;       // blocks whose keys a program holds
 constexpr int BLOCK_BYTES = ROWS * D * 2;                   // of a block's keys, or values
 constexpr int LANE_WORDS = 2 * HEAD_TILES;                  // of a lane in a head's keys, or values, of a block
 constexpr int VECTOR = HEAD_TILES % 2 ? 2 : 4;              // words a lane reads at a time
 constexpr int OWN_STEPS = STEPS / TWINS;  // of 16 columns, of a warp
 constexpr int OWN_HEADS = HEADS / TWINS;
-constexpr int SLICES = OWN_STEPS % 4 == 0 ? 4 : OWN_STEPS % 3 == 0 ? 3 : OWN_STEPS % 2 == 0 ? 2 : OWN_STEPS;  // at a time
+// Of 16 columns, at a time: chains of products enough to hide each other's latency, and few enough for the registers.
+constexpr int SLICES = OWN_STEPS % 4 == 0 ? 4 : OWN_STEPS % 3 == 0 ? 3 : OWN_STEPS % 2 == 0 ? 2 : OWN_STEPS;
 constexpr int EXCHANGE_BYTES = ROWS * D * 4;
 constexpr unsigned ONES = BF16 ? 0x3F803F80 : 0x3C003C00;
 static_assert(SLICE_BYTES % 16 == 0 && TOGETHER * HEAD_TILES % 2 == 0 && OWN_HEADS % TOGETHER == 0, "");
@@ -42,12 +43,12 @@ ROWWARP_STEPS = r"""
 
 __device__ __forceinline__ u32 cluster_rank() {
   u32 y = 0;
-  if (CLUSTER > 1) asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(y));
+  if (SPLIT > 1) asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(y));
   return y;
 }
 
 __device__ __forceinline__ void cluster_sync() {
-  if (CLUSTER > 1)
+  if (SPLIT > 1)
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
   else
     __syncthreads();
@@ -63,7 +64,7 @@ __device__ __forceinline__ u32 address_in(u32 address, u32 rank) {
 // Arrive at a barrier of another program. No release to the cluster, which costs a fence of device memory: what passes
 // between programs is copied by instructions that arrive themselves, and otherwise only reads are over.
 __device__ __forceinline__ void arrive_in(u32 barrier, u32 rank) {
-  if (CLUSTER > 1)
+  if (SPLIT > 1)
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address_in(barrier, rank)) : "memory");
   else
     barrier_arrive(barrier);
@@ -87,11 +88,12 @@ __device__ __forceinline__ void expect(u32 barrier, u32 bytes) {
 // This program's slice of a tile, to the same place in every program of the cluster; each counts whole tiles.
 __device__ __forceinline__ void copy_slice(u32 to, const u8* from, u32 barrier) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "n"(TILE_BYTES) : "memory");
-  if (CLUSTER > 1)
+  if (SPLIT > 1)
     asm volatile(
         "{\n.reg .b16 all;\nmov.b16 all, %4;\n"
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], all;\n}"
-        ::"r"(to), "l"(from), "n"(SLICE_BYTES), "r"(barrier), "n"((1 << CLUSTER) - 1) : "memory");
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1], %2, [%3], all;\n}" ::"r"(to), "l"(from), "n"(SLICE_BYTES), "r"(barrier), "n"((1 << SPLIT) - 1)
+        : "memory");
   else
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
@@ -117,20 +119,20 @@ struct Tiles {
   __device__ __forceinline__ void used(u32 which) const {
     __syncwarp();
     u32 lane = threadIdx.x % 32;
-    if (lane < CLUSTER) arrive_in(empty + which * 8, lane);
+    if (lane < SPLIT) arrive_in(empty + which * 8, lane);
   }
 };
 
-// What a warp knows of its place. `keys` and `values` are its sequence's first block; `other` where they begin in the
-// other programs of the sequence. Twins take half of the heads and of the hidden columns each, and add up what they
-// make of the rows through `exchange`.
+// What a warp knows of its place. `keys` and `values` are its sequence's first block, `other` where they begin in the
+// other programs of the sequence. `visible` holds four bits a key block for the thread's two rows: two keys of the
+// block's first eight, two of its last; `open` a bit a block that all rows see whole.
 struct Place {
-  u32 twin, pair, lane, group, ready, free, block, last, open, awaited;
+  u32 twin, pair, lane, ready, free, block, last, open, awaited;
   u8* keys;
   u8* values;
   u8* exchange;
   u32 other[SPLIT > 1 ? SPLIT - 1 : 1], other_ready[SPLIT > 1 ? SPLIT - 1 : 1];
-  u32 visible[2];  // four bits a key block for the thread's two rows: two keys of the block's first eight, two of its last
+  u32 visible[2];
 };
 
 // ---- pieces -------------------------------------------------------------------------------------------------------
@@ -236,7 +238,8 @@ __device__ __forceinline__ void add_shares(
   u8* own = place.exchange + (which * TWINS + place.twin) * EXCHANGE_BYTES + place.lane * 16;
   const u8* other = place.exchange + (which * TWINS + (place.twin ^ 1)) * EXCHANGE_BYTES + place.lane * 16;
 #pragma unroll
-  for (int i = 0; i < TILES; i++) *(float4*)(own + i * 512) = make_float4(share[i][0], share[i][1], share[i][2], share[i][3]);
+  for (int i = 0; i < TILES; i++)
+    *(float4*)(own + i * 512) = make_float4(share[i][0], share[i][1], share[i][2], share[i][3]);
   asm volatile("bar.sync %0, 64;" ::"r"(place.pair + 1) : "memory");
 #pragma unroll
   for (int i = 0; i < TILES; i++) {

@@ -22,7 +22,7 @@ __device__ __forceinline__ void right_operand(
   }
 }
 
-// Where a lane's words of a head begin in a block: VECTOR words of every lane side by side, so reads meet no bank twice.
+// Where a lane's words of a head begin in a block: VECTOR of every lane side by side, so reads meet no bank twice.
 __device__ __forceinline__ u32 lane_offset(u32 head, u32 lane) { return (head * LANE_WORDS * 32 + lane * VECTOR) * 4; }
 
 // Write them to every program of the sequence: half-blocks of keys one behind the other, those of values in turn.
@@ -84,8 +84,8 @@ __device__ __forceinline__ void attend(u32 (*context)[2], const u32 (*q)[2], u32
             u32 left[4] = {q[i][0], q[i][1], q[i + 1][0], q[i + 1][1]};
             mma(s[b][half], left, words[half * HEAD_TILES + i], words[half * HEAD_TILES + i + 1]);
           }
-          if (HEAD_TILES % 2)
-            mma_narrow(s[b][half], q[HEAD_TILES - 1][0], q[HEAD_TILES - 1][1], words[half * HEAD_TILES + HEAD_TILES - 1]);
+          constexpr int LAST = HEAD_TILES - 1;
+          if (HEAD_TILES % 2) mma_narrow(s[b][half], q[LAST][0], q[LAST][1], words[half * HEAD_TILES + LAST]);
         }
       }
 #pragma unroll
@@ -99,7 +99,8 @@ __device__ __forceinline__ void attend(u32 (*context)[2], const u32 (*q)[2], u32
       for (int b = first; b < first + SPAN; b++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-          float left = fmaxf(s[b][0][2 * half], s[b][0][2 * half + 1]), right = fmaxf(s[b][1][2 * half], s[b][1][2 * half + 1]);
+          float left = fmaxf(s[b][0][2 * half], s[b][0][2 * half + 1]);
+          float right = fmaxf(s[b][1][2 * half], s[b][1][2 * half + 1]);
           top[half] = fmaxf(top[half], fmaxf(left, right));
         }
     }
@@ -176,7 +177,8 @@ __device__ __forceinline__ void layer(Tiles& tiles, float (&x)[TILES][4], u32 ro
           for (int half = 0; half < 2; half++) q[i][half] = pack(c[i][2 * half], c[i][2 * half + 1]);
       }
       if (own == 0) {
-        if (place.lane < min(BLOCKS, int(place.last) / SPAN * SPAN + SPAN)) barrier_wait(place.ready + place.lane * 8, round & 1);
+        int awaited = int(place.last) / SPAN * SPAN + SPAN;
+        if (int(place.lane) < awaited) barrier_wait(place.ready + place.lane * 8, round & 1);
         __syncwarp();
       }
 #pragma unroll
@@ -192,7 +194,7 @@ __device__ __forceinline__ void layer(Tiles& tiles, float (&x)[TILES][4], u32 ro
     if (TWINS > 1) add_shares(x, share, 0, place);
     tiles.used(slot);
     tiles.used(other);
-    if (place.lane < SPLIT) arrive_in(place.free, place.group + place.lane);
+    if (place.lane < SPLIT) arrive_in(place.free, place.lane);
   }
   normalise(a, x, eps);
   float share[TILES][4] = {};
@@ -287,13 +289,14 @@ __device__ __forceinline__ void forward(
       float left = (x[i][2 * half] - mean[half]) * scale[half] * gamma.x + beta.x;
       float right = (x[i][2 * half + 1] - mean[half]) * scale[half] * gamma.y + beta.y;
       io2_t* to = (io2_t*)(output + (first + row + 8 * half) * D + column + i * 8);
-      if (inside[half] && i / (TILES / TWINS) == int(place.twin)) *to = valid[half] ? narrow(left, right) : narrow(0.0f, 0.0f);
+      if (inside[half] && i / (TILES / TWINS) == int(place.twin))
+        *to = valid[half] ? narrow(left, right) : narrow(0.0f, 0.0f);
     }
   }
 }
 
-#if CLUSTER > 1
-#define IN_CLUSTERS __cluster_dims__(CLUSTER, 1, 1)
+#if SPLIT > 1
+#define IN_CLUSTERS __cluster_dims__(SPLIT, 1, 1)
 #else
 #define IN_CLUSTERS
 #endif
@@ -316,14 +319,14 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) resident_ro
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < STAGES; slot++) {
       barrier_init(tiles.full + slot * 8, 1);
-      barrier_init(tiles.empty + slot * 8, WARPS * CLUSTER);
+      barrier_init(tiles.empty + slot * 8, WARPS * SPLIT);
     }
     for (int b = 0; b < HELD; b++) barrier_init(place.ready + b * 8, TWINS);
     barrier_init(place.free, WARPS * SPLIT);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   cluster_sync();
-  int clusters = gridDim.x / CLUSTER, unit = blockIdx.x / CLUSTER;
+  int clusters = gridDim.x / SPLIT, unit = blockIdx.x / SPLIT;
   if (warp >= WARPS) {
     if (WARPS == 8) asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
     int rounds = (units - unit + clusters - 1) / clusters * layers;
@@ -335,12 +338,10 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) resident_ro
     place.pair = warp / TWINS;
     place.twin = warp % TWINS;
     u32 first = SPLIT > 1 ? 0 : place.pair / BLOCKS * BLOCKS;
-    u32 within = SPLIT > 1 ? place.pair * SPLIT + rank % SPLIT : place.pair % BLOCKS;
+    u32 within = SPLIT > 1 ? place.pair * SPLIT + rank : place.pair % BLOCKS;
     constexpr u32 TURN = BLOCKS < 4 ? BLOCKS : 4;
     if (SPLIT == 1 && place.pair / 4 % 2) within = within / TURN * TURN + TURN - 1 - within % TURN;
     place.block = within;
-    place.group = rank / SPLIT * SPLIT;
-    if (SPLIT == 1) place.group = rank;
     place.keys = held + first * BLOCK_BYTES;
     place.values = place.keys + HELD * BLOCK_BYTES;
     place.exchange = held + 2 * HELD * BLOCK_BYTES + place.pair * (2 * TWINS * EXCHANGE_BYTES);
@@ -356,8 +357,7 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) resident_ro
     place.last = CAUSAL && int(within) < furthest ? within : furthest;
     u32 round = 0;
     for (; unit < units; unit += clusters) {
-      int sequence = SPLIT > 1 ? unit * (CLUSTER / SPLIT) + rank / SPLIT
-                               : (unit * CLUSTER + rank) * (OWN_BLOCKS / BLOCKS) + place.pair / BLOCKS;
+      int sequence = SPLIT > 1 ? unit : unit * (OWN_BLOCKS / BLOCKS) + place.pair / BLOCKS;
       forward(tiles, place, round, sequence, input, mask, output, final_norm, batch, length, layers, eps);
     }
   }
