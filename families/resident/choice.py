@@ -13,9 +13,9 @@ def choose(shape: Shape, room: Room) -> HopperPlan | ResidentConfig:
 
     Device time on the H200 in us, Triton's first: row blocks 45.5 to 30.5 on shape 2, 35.7 to 25.8 on 12; warpgroups
     57 to 53 on shape 1, 70.5 to 54.6 on 5, 4664 to 3717 on 6, 60 to 49 on 9, 55 to 47 on 10, 104 to 91 on 11. Row warps
-    against warpgroups: 29.3 to 20.1 on 7, 35 to 25 at twice its width, 208 to 191 at a batch of 1000. Small
-    causal batches of one wide head stay with flagged rows, 46 us where a warpgroup's chain takes 53. Small batches that attend both ways leave layered rows, whose five
-    launches cost the host 35 to 50 us, unmeasured.
+    against warpgroups: 29.3 to 20.1 on 7, 35 to 25 at twice its width, 208 to 191 at a batch of 1000. Small causal
+    batches of one wide head stay with flagged rows, 46 us where a warpgroup's chain takes 53. Small batches that attend
+    both ways leave layered rows, whose five launches cost the host 35 to 50 us, unmeasured.
     """
     config = resident_config(shape, room)
     if not room.warpgroups:
