@@ -17,6 +17,7 @@ from rooflane.families.resident.build import build_configured, room_of
 from rooflane.families.resident.choice import choose
 from rooflane.families.resident.config import HOPPER, resident_config
 from rooflane.families.resident.hopper.plan import RowblockPlan, WarpgroupPlan
+from rooflane.families.resident.hopper.rowwarp_plan import RowwarpPlan
 from rooflane.shapes import Shape, load_shapes
 
 pytestmark = pytest.mark.gpu
@@ -25,8 +26,14 @@ SEEDS = 8
 SHAPES = Path(__file__).parents[2] / "shapes"
 # Large enough to wait on each other and small enough to be repeated thousands of times.
 ROWS, LARGE = Shape("rows", 16, 128, 128, 4, 128, 4, True), Shape("halves", 60, 128, 128, 4, 128, 4, True)
-# What passes keys between programs by flags: the Hopper kernel, which the family picks, and Triton's two modes.
-FLAGGED = [("rowblocks", ROWS), ("flagged rows", ROWS), ("halves", LARGE)]
+# What passes keys between programs: Hopper kernels, which the family picks, and Triton's two modes with flags.
+SPLIT = [
+    ("rowblocks", ROWS),
+    ("rowwarps over four", replace(ROWS, d_model=32, ffn_dim=32)),
+    ("rowwarps over two", replace(LARGE, d_model=64, ffn_dim=64)),
+    ("flagged rows", ROWS),
+    ("halves", LARGE),
+]
 REPEATS = 3000
 
 
@@ -34,10 +41,10 @@ class H200:
     kind, capability, shared_memory_bytes, units = "cuda", (9, 0), HOPPER.shared_bytes, HOPPER.units
 
 
-def build_flagged(name, model, shape, device):
+def build_split(name, model, shape, device):
     """Return the forward of a kernel by name, as the family builds it."""
-    if name == "rowblocks":
-        return build_hopper_kind(RowblockPlan, model, shape, device)
+    if name.startswith("row"):
+        return build_hopper_kind(RowblockPlan if name == "rowblocks" else RowwarpPlan, model, shape, device)
     config = resident_config(shape, room_of(device))
     if config.mode != name:
         pytest.skip(f"this device takes {config.mode} for the shape")
@@ -93,12 +100,12 @@ def test_passes_at_eight_seeds(shape, record_property):
     record_property("worst_use", worst)
 
 
-@pytest.mark.parametrize(("name", "shape"), FLAGGED, ids=[name for name, _ in FLAGGED])
-def test_flags_hold_thousands_of_times_under_load(name, shape):
+@pytest.mark.parametrize(("name", "shape"), SPLIT, ids=[name for name, _ in SPLIT])
+def test_keys_pass_between_programs_thousands_of_times_under_load(name, shape):
     """A second stream keeps the multiprocessors busy with products: programs start late and out of step."""
     device = torch.device("cuda")
     model = build_baseline(shape, device, 3)
-    forward = build_flagged(name, model, shape, device)
+    forward = build_split(name, model, shape, device)
     x, mask = generate_random_case(config_of(shape), device, torch.float32, 1, 0.3)
     a = torch.randn(2048, 2048, device=device, dtype=torch.float16)
     load = torch.cuda.Stream()
@@ -114,11 +121,11 @@ def test_flags_hold_thousands_of_times_under_load(name, shape):
     assert int(wrong) == 0, "every repeat gives the same bits"
 
 
-@pytest.mark.parametrize(("name", "shape"), FLAGGED, ids=[name for name, _ in FLAGGED])
+@pytest.mark.parametrize(("name", "shape"), SPLIT, ids=[name for name, _ in SPLIT])
 def test_two_forwards_on_two_streams_do_not_wait_for_each_other_for_ever(name, shape):
     device = torch.device("cuda")
     model = build_baseline(shape, device, 3)
-    forwards = [build_flagged(name, model, shape, device) for _ in range(2)]
+    forwards = [build_split(name, model, shape, device) for _ in range(2)]
     streams = [torch.cuda.Stream() for _ in range(2)]
     x, mask = generate_random_case(config_of(shape), device, torch.float32, 1, 0.3)
     with torch.inference_mode():
@@ -135,6 +142,7 @@ def test_two_forwards_on_two_streams_do_not_wait_for_each_other_for_ever(name, s
 
 BUILDERS = {
     "rowblocks": (ROWS, lambda *arguments: build_hopper_kind(RowblockPlan, *arguments)),
+    "rowwarps": (replace(ROWS, d_model=32), lambda *arguments: build_hopper_kind(RowwarpPlan, *arguments)),
     "warpgroups": (LARGE, lambda *arguments: build_hopper_kind(WarpgroupPlan, *arguments)),
     "triton": (ROWS, lambda *arguments: build_configured(*arguments, torch.float16, resident_config(arguments[1]))),
 }
