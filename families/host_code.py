@@ -1,6 +1,7 @@
 """The C++ of a call's host path: the launch of a bound kernel, the common call, and the sum of weights' versions."""
 
 CODE = r"""
+#include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -69,6 +70,7 @@ struct Call {
   at::ScalarType dtype;
   std::vector<int64_t> sizes;
   int index;
+  std::optional<uintptr_t> entered;  // the stream last told to `enter`, which needs no telling again
 
   Call(
       py::object path, py::dict launches, py::object current_device, py::object current_stream, py::object enter,
@@ -88,7 +90,18 @@ struct Call {
 
   py::object operator()(const py::object &first, const py::object &second) {
     py::object out = common(first, second);
-    return out ? out : path(first, second);
+    if (out) return out;
+    entered.reset();  // Python's path tells of its own streams
+    return path(first, second);
+  }
+
+  // A fresh output, from x's own allocator where that is known: the way through the dispatcher takes twice as long.
+  at::Tensor output(const at::Tensor &x) const {
+    const at::IntArrayRef extent(sizes);
+    c10::Allocator *allocator = x.storage().allocator();
+    if (allocator == nullptr) return at::empty(extent, x.options());
+    const c10::DispatchKeySet keys(x.options().computeDispatchKey());
+    return at::Tensor(at::detail::empty_generic(extent, allocator, keys, dtype, std::nullopt));
   }
 
   // Returns nothing where the call is not a common one.
@@ -102,25 +115,33 @@ struct Call {
         PyDict_GetItemWithError(launches.ptr(), mask == nullptr ? Py_False : Py_True));
     if (!launch || current_device().cast<int>() != index) return {};
     const py::object stream = current_stream(number);
-    enter(stream);
+    const auto handle = stream.cast<uintptr_t>();
+    if (entered != handle) {
+      entered.reset();
+      if (enter(stream).cast<bool>()) entered = handle;
+    }
     at::Tensor out;
     try {
       py::gil_scoped_release unlocked;
-      out = at::empty(extent, x.options());
+      out = output(x);
     } catch (const c10::OutOfMemoryError &) {
       return {};  // memory that cannot be had is for Python's path to tell
     }
-    const auto result = py::reinterpret_steal<py::object>(THPVariable_Wrap(out));
+    py::object result;
+    const auto wrapped = [&] {
+      if (!result) result = py::reinterpret_steal<py::object>(THPVariable_Wrap(out));
+      return result;
+    };
     const auto submit = [&] {
       if (py::isinstance<Launcher>(launch))
-        launch.cast<const Launcher *>()->launch(stream.cast<uintptr_t>(), x, mask, out);
+        launch.cast<const Launcher *>()->launch(handle, x, mask, out);
       else
-        launch(stream, first, second, result);
+        launch(stream, first, second, wrapped());
     };
     submit();
     // The device works while the weights are looked at; in the rare call that finds them changed it works again.
     if (refresh().cast<bool>()) submit();
-    return result;
+    return wrapped();
   }
 };
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,11 +33,11 @@ class BoundKernel:
         )
 
 
-def current_device() -> int:
-    """Return the index of the device that is current."""
-    return torch._C._cuda_getDevice()
+def _missing(*arguments: int) -> int:
+    raise RuntimeError("this build of torch has no CUDA")
 
 
-def raw_stream(device_index: int) -> int:
-    """Return the handle of the current stream of a device."""
-    return torch._C._cuda_getCurrentRawStream(device_index)
+# `() -> index of the device that is current` and `(device index) -> handle of its current stream`: torch's own, without
+# a Python function around them, which costs every launch 0.2 us.
+current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", _missing)
+raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _missing)

@@ -87,12 +87,15 @@ class StreamGuard:
         self._device = device
         self._last: int | None = None
 
-    def enter(self, stream: int) -> None:
-        """Note that the shared memory is now used on `stream`."""
+    def enter(self, stream: int) -> bool:
+        """Note that the shared memory is now used on `stream`; return whether that stands noted."""
         if stream != self._last:
             if torch.cuda.is_current_stream_capturing():
-                return  # the caller's own graph: nothing outside it may be awaited, and whoever captures has waited
+                return (
+                    False  # the caller's own graph: nothing outside it may be awaited, and whoever captures has waited
+                )
             if self._last is not None:
                 last = torch.cuda.ExternalStream(self._last, device=self._device)
                 torch.cuda.current_stream(self._device).wait_stream(last)
             self._last = stream
+        return True

@@ -6,6 +6,7 @@ import gc
 import threading
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -22,7 +23,7 @@ class Bound:
     def __init__(self, driver) -> None:
         self.driver, self.used = driver, []
         self.launches: dict[bool, object] = {}
-        self.device, self.stream, self.changed = 0, STREAM, False
+        self.device, self.stream, self.changed, self.noted = 0, STREAM, False, True
         self.call = host_module().Call(
             self.path, self.launches, lambda: self.device, self.stream_of, self.enter, self.refresh,
             torch.device("cpu"), 0, torch.float32, (B, S, D),
@@ -38,6 +39,7 @@ class Bound:
 
     def enter(self, stream):
         self.used.append(("enter", stream))
+        return self.noted
 
     def refresh(self):
         self.used.append(f"refresh after {len(self.driver.calls)}")
@@ -81,7 +83,40 @@ def test_a_call_on_another_stream_goes_there(bound, tensors):
     for bound.stream in (STREAM, 0, 2**64 - 1):
         bound.call(tensors[0])
     assert [call[2] for call in bound.driver.calls] == [STREAM, 0, 2**64 - 1]
-    assert [part[1] for part in bound.used if part[0] == "enter"] == [STREAM, 0, 2**64 - 1]
+    assert entered(bound) == [STREAM, 0, 2**64 - 1]
+
+
+def entered(bound):
+    return [part[1] for part in bound.used if part[0] == "enter"]
+
+
+def test_a_stream_is_told_of_once_while_it_stays(bound, tensors):
+    bound.bind(False)
+    for bound.stream in (STREAM, STREAM, 5, 5, STREAM):
+        bound.call(tensors[0])
+    assert entered(bound) == [STREAM, 5, STREAM]
+
+
+def test_a_stream_is_told_of_again_after_pythons_path_and_while_it_is_not_noted(bound, tensors):
+    bound.bind(False)
+    bound.call(tensors[0])
+    assert bound.call(*tensors[:2]) == "path", "which may have gone to another stream"
+    bound.call(tensors[0])
+    assert entered(bound) == [STREAM, STREAM]
+    bound.noted, bound.stream = False, 7  # as while a graph is captured
+    bound.call(tensors[0])
+    bound.noted = True
+    bound.call(tensors[0])
+    assert entered(bound) == [STREAM, STREAM, 7, 7]
+
+
+def test_a_tensor_over_foreign_memory_gets_an_output_too(bound):
+    bound.bind(False)
+    x = torch.from_numpy(np.ones((B, S, D), np.float32))
+    out = bound.call(x)
+    assert out.shape == x.shape and out.is_contiguous() and out.data_ptr() != x.data_ptr()
+    out.fill_(2.0)
+    assert x.sum() == B * S * D
 
 
 def uncommon(x, mask):
