@@ -225,7 +225,7 @@ def _regimes(row: ShapeRow) -> str:
 
 
 def _control(cell: Cell) -> str:
-    """Return a control's speedup, or why it has none."""
+    """Return a control's speedup, or why it has none: a status, or too few processes with clean blocks of both."""
     if cell.speedup is None:
-        return cell.status
+        return "few clean" if cell.status == "ok" else cell.status
     return f"{cell.speedup.centre:.3g}x" + (GATE_MARK if cell.status == "incorrect" else "")

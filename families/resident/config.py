@@ -58,6 +58,11 @@ BLOCK_ROWS = 64
 HALVES_HEAD = 32
 
 
+# At 32 columns Triton 3.6 makes wrong code for Hopper of a feed-forward in tiles of more than 32: other numbers or an
+# illegal access, in halves of four warps and in whole sequences, at any number of stages. At 16 and from 64 on not.
+NARROW_COLUMNS = 32
+
+
 def resident_config(shape: Shape, room: Room = HOPPER) -> ResidentConfig:
     """Return the configuration for a shape the family supports on a device."""
     length, head, ffn = padded(shape.seq_len), padded(shape.head_dim), padded(shape.ffn_dim)
@@ -74,6 +79,8 @@ def resident_config(shape: Shape, room: Room = HOPPER) -> ResidentConfig:
     single = ffn <= STEP_COLUMNS and head < BLOCK_ROWS and room.shared_bytes >= HOPPER.shared_bytes
     # A head over half the width stands alone without a pipeline: its feed-forward takes two steps (see blocks.py).
     ffn_tile, stages = (ffn, 3) if single else (min(64, ffn if head <= BLOCK_ROWS else ffn // 2), 2)
+    if padded(shape.d_model) == NARROW_COLUMNS:
+        ffn_tile = min(ffn_tile, NARROW_COLUMNS)
     pack = packable(shape)
     if shape.causal and length > BLOCK_ROWS and head <= HALVES_HEAD and 2 * shape.batch_size <= room.units:
         return ResidentConfig("halves", BLOCK_ROWS, 1, pack, 1, ffn_tile, 4, stages)

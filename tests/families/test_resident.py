@@ -143,6 +143,16 @@ def test_configurations_follow_the_device_and_the_mask():
         assert config.mode == "flagged rows" or config.num_stages > 1, "one pipeline stage goes wrong on Hopper"
 
 
+@pytest.mark.parametrize("width", [24, 32])
+@pytest.mark.parametrize("batch", [64, 200])
+def test_a_model_of_32_columns_takes_its_feed_forward_in_tiles_of_32(width, batch):
+    """Wider ones are wrong on Hopper as Triton 3.6 compiles them."""
+    config = resident_config(Shape("a", batch, 128, width, 4, 128, 4), HOPPER)
+    assert config.mode == ("halves" if batch == 64 else "whole") and config.ffn_tile == 32
+    for other in (16, 64):
+        assert resident_config(Shape("a", batch, 128, other, 4, 128, 4), HOPPER).ffn_tile == 128
+
+
 def test_scratch_is_bounded_by_the_device_and_not_the_batch():
     held = []
     for batch in range(1, 300):

@@ -100,6 +100,29 @@ def test_passes_at_eight_seeds(shape, record_property):
     record_property("worst_use", worst)
 
 
+# Triton's kernels where a Hopper one stands before them: whole sequences and halves, feed-forwards wider than the model.
+TRITON = [
+    Shape("halves", 64, 128, 32, 4, 128, 2, True),
+    Shape("halves-one-head", 60, 100, 32, 1, 64, 2, True),
+    Shape("whole", 200, 128, 32, 4, 128, 2, True),
+    Shape("short", 200, 40, 24, 2, 48, 2, False),
+    Shape("wide", 64, 128, 64, 8, 256, 2, True),
+    Shape("widest", 150, 128, 128, 4, 512, 1, False),
+]
+
+
+@pytest.mark.parametrize("shape", TRITON, ids=lambda shape: shape.id)
+def test_tritons_kernels_hold_on_every_device(make_case, shape):
+    device = torch.device("cuda")
+    model, x, mask, expected = make_case(shape, 5, "prefix")
+    forward = build_configured(model, shape, device, torch.float16, resident_config(shape, room_of(device)))
+    with torch.inference_mode():
+        for _ in range(20):  # wrong code may give the right numbers now and then
+            poison(x)
+            out = forward(x, mask)
+            assert torch.isfinite(out).all() and (out.double() - expected).abs().max() <= 8e-3
+
+
 @pytest.mark.parametrize(("name", "shape"), SPLIT, ids=[name for name, _ in SPLIT])
 def test_keys_pass_between_programs_thousands_of_times_under_load(name, shape):
     """A second stream keeps the multiprocessors busy with products: programs start late and out of step."""
