@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from datetime import datetime
+from itertools import pairwise
 from math import log, sqrt
 from statistics import mean, median, stdev
 
@@ -46,8 +48,10 @@ def test_every_runnable_shape_passes_and_every_process_clears_the_known_best(pub
     assert min(headline.per_process) >= 11.44, "the best published entry, on one RTX 5090"
 
 
-def test_no_control_that_passes_the_gate_is_faster_in_any_process(published):
-    times = {(r.process, r.shape_id, r.arm): r for r in published.records() if r.timing and r.shape_id != "14"}
+@pytest.mark.parametrize("name", ["h200-published", "h200-campaign-1"])
+def test_no_control_that_passes_the_gate_is_faster_in_any_process(root, name):
+    records = open_run(root / "briefs" / "records" / name).records()
+    times = {(r.process, r.shape_id, r.arm): r for r in records if r.timing and r.shape_id != "14"}
     for (process, shape, arm), record in times.items():
         if record.kind == "control" and record.status == "ok":
             candidate = times[process, shape, "dispatched"]
@@ -81,21 +85,30 @@ def test_the_first_campaign_is_proven_faster_beside_a_null_that_holds_1(campaign
     assert (headline.passed, headline.shapes, headline.partial) == (13, 13, 0)
     assert headline.null.low < 1 < headline.null.high
     assert headline.geomean.low > 1 + headline.floor.value
-    timed = [record for record in run.records() if record.arm == "dispatched"]
+    timed = [record for record in run.records() if record.arm == "dispatched" and record.shape_id != "14"]
     assert len(timed) == 8 * 13
+    controls = {record.arm for record in run.records() if record.kind == "control" and record.status == "ok"}
+    assert controls == {"identity", "sdpa", "compiled", "compiled_reduce_overhead"}
     assert all(record.verification.gate.passed and not record.integrity for record in timed if record.process == 0)
 
 
-def test_the_first_campaign_spent_its_time_on_measuring(campaigns):
-    """Nine minutes for 13 shapes at eight processes, a quarter of it at most beside warm-up, timing and checks."""
-    meta = campaigns[0].meta
-    assert sum(meta.spent_s.values()) < 9 * 60 and meta.overhead_share <= 0.25
+def test_the_campaigns_spent_their_time_on_measuring(campaigns):
+    """Nine minutes for 13 shapes at eight processes, a quarter of it at most beside warm-up, timing and checks.
+
+    The first was resumed, so it has no account of its parts; less the pause it took from its first row to its last.
+    """
+    meta = campaigns[1].meta
+    assert sum(meta.spent_s.values()) < 9 * 60 * 6 / 8 and meta.overhead_share <= 0.25
+    stamps = [datetime.fromisoformat(stamp) for stamp in [campaigns[0].meta.started_at]]
+    stamps += sorted(datetime.fromisoformat(record.measured_at) for record in campaigns[0].records())
+    gaps = sorted((later - sooner).total_seconds() for sooner, later in pairwise(stamps))
+    assert sum(gaps[:-1]) < 9 * 60
 
 
 def test_the_campaigns_agree_on_the_candidates_latency(campaigns):
     """Student t intervals of the processes' log medians meet on every shape."""
     intervals = [latency_intervals(run, "dispatched") for run in campaigns]
-    assert len(intervals[0]) == len(intervals[1]) == 13
+    assert len(intervals[0].pop("14")) == 2 and len(intervals[0]) == len(intervals[1]) == 13
     for shape, (low, high) in intervals[0].items():
         assert low <= intervals[1][shape][1] and intervals[1][shape][0] <= high, shape
 
@@ -110,7 +123,7 @@ def test_every_shape_resident_takes_is_faster_than_without_it(campaigns):
     assert len(taken) == 11
     for shape in taken:
         ratios = [log(times["sdpa_flash"] / times["dispatched"]) for times in pairs[shape].values()]
-        assert len(ratios) == 3 and t_interval(ratios)[0] > 0, shape
+        assert len(ratios) == 6 and t_interval(ratios)[0] > 0, shape
     with_it, without = campaigns[1].summary().headlines
     assert min(with_it.per_process) > max(without.per_process)
 
@@ -123,10 +136,24 @@ def test_the_briefs_ratios_are_those_of_compare(root, campaigns):
     assert len(gains) == 11 and f"by {min(gains):.3g}x to {max(gains):.3g}x, paired by process" in page
     across = {pair.shape: pair for pair in compare(f"{first}::dispatched", f"{second}::dispatched").pairs}
     apart = [shape for shape, pair in across.items() if not pair.ratio.low <= 1.003 or not pair.ratio.high >= 0.997]
-    ratio, floor = across["3"].ratio, across["3"].floor
-    assert apart == ["3"] and ratio.low < 1 + floor.value
-    said = f"{ratio.centre:.3g}x [{ratio.low:.3g}, {ratio.high:.3g}], inside its noise floor"
-    assert f"{said} of {100 * floor.value:.0f} %" in page and said in (root / "README.md").read_text()
+    assert len(across) == 13 and not apart, "every ratio holds 1 or lies within 0.3 % of it"
+    for text in (page, (root / "README.md").read_text()):
+        assert "apart on no shape" in text
+
+
+def test_every_bar_of_the_resident_lane_is_met(root, campaigns):
+    """Event time in ms, and 15 us of host time, by the medians of both campaigns; the brief says the same figures."""
+    bars = {"1": 0.065, "2": 0.045, "3": 0.045, "4": 0.050, "5": 0.070, "6": 4.5, "7": 0.035, "9": 0.055, "10": 0.060}
+    bars |= {"11": 0.100, "12": 0.035}
+    page = (root / "briefs" / "resident.md").read_text()
+    for name, run in zip(("first", "second"), campaigns, strict=True):
+        cells = {row.shape.id: row.cells["dispatched"] for row in run.summary().rows if row.shape.id in bars}
+        assert all(cells[shape].event_ms.median <= bar for shape, bar in bars.items())
+        assert all(cells[shape].host_ms.median <= 0.015 for shape in bars)
+        said = next(line for line in page.splitlines() if line.startswith(f"| {name} campaign, event ms"))
+        assert [float(cell) for cell in said.split(" | ")[1:-1] + [said.split(" | ")[-1].rstrip(" |")]] == [
+            float(f"{cells[shape].event_ms.median:.3g}") for shape in bars
+        ]
 
 
 def latency_intervals(run, arm):
@@ -139,7 +166,7 @@ def latency_intervals(run, arm):
 
 def t_interval(values):
     """Return the 95 % Student t interval of a mean; quantiles from a table of the distribution."""
-    quantile = {3: 4.302653, 8: 2.364624}[len(values)]
+    quantile = {6: 2.570582, 8: 2.364624}[len(values)]
     half = quantile * stdev(values) / sqrt(len(values))
     return mean(values) - half, mean(values) + half
 

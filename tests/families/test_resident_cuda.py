@@ -100,7 +100,7 @@ def test_passes_at_eight_seeds(shape, record_property):
     record_property("worst_use", worst)
 
 
-# Triton's kernels where a Hopper one stands before them: whole sequences and halves, feed-forwards wider than the model.
+# Triton's kernels where a Hopper one stands before them: whole sequences, halves, feed-forwards wider than the model.
 TRITON = [
     Shape("halves", 64, 128, 32, 4, 128, 2, True),
     Shape("halves-one-head", 60, 100, 32, 1, 64, 2, True),
