@@ -7,7 +7,7 @@ from rooflane.families.resident.hopper.plan import HopperPlan, rowblock_plan, wa
 from rooflane.families.resident.hopper.rowwarp_plan import rowwarp_plan
 from rooflane.shapes import Shape
 
-THIN = 32  # columns, or tokens, up to which row warps are ahead of row blocks
+THIN = 32  # columns, or tokens, up to which row warps with twins are ahead of row blocks
 
 
 def choose(shape: Shape, room: Room) -> HopperPlan | ResidentConfig:
@@ -24,8 +24,8 @@ def choose(shape: Shape, room: Room) -> HopperPlan | ResidentConfig:
     if not room.warpgroups:
         return config
     blocks, narrow = rowblock_plan(shape, room.units), rowwarp_plan(shape, room.units)
-    thin = min(shape.d_model, shape.seq_len) <= THIN
-    plan = narrow if narrow and (thin or blocks is None) else blocks
+    ahead = narrow is not None and narrow.twins == 2 and min(shape.d_model, shape.seq_len) <= THIN
+    plan = narrow if ahead or blocks is None else blocks
     if plan is None and config.mode == "flagged rows":
         return config
     return plan or warpgroup_plan(shape, room.units) or config

@@ -51,8 +51,8 @@ def kernel(choice) -> str:
 
 def test_an_h200_takes_the_kernels_that_were_measured_ahead(root):
     found = {shape.id: kernel(choose(shape, HOPPER)) for shape in in_limits(root)}
-    rowblocks = dict.fromkeys(["2", "3", "4", "12", "n3", "n24"], "RowblockPlan")
-    rowwarps = dict.fromkeys(["7", "n1", "n2", "n9", "n11", "n17", "n18"], "RowwarpPlan")  # up to 64 wide
+    rowblocks = dict.fromkeys(["2", "3", "4", "12", "n1", "n3", "n24"], "RowblockPlan")
+    rowwarps = dict.fromkeys(["7", "n2", "n9", "n11", "n17", "n18"], "RowwarpPlan")  # up to 64 wide
     assert found == dict.fromkeys(found, "WarpgroupPlan") | rowblocks | rowwarps
     assert {"1", "5", "6", "9", "10", "11"} < set(found) - set(rowblocks | rowwarps)
 
@@ -63,6 +63,7 @@ def test_row_warps_go_before_row_blocks_where_rows_or_sequences_are_thin():
     assert kernel(choose(replace(both, d_model=32), HOPPER)) == "RowwarpPlan"
     assert kernel(choose(replace(both, seq_len=32), HOPPER)) == "RowwarpPlan"
     assert kernel(choose(replace(both, seq_len=32, d_model=128), HOPPER)) == "RowblockPlan"
+    assert kernel(choose(replace(both, d_model=16, num_heads=1), HOPPER)) == "RowblockPlan", "no twins, not measured"
 
 
 def test_small_causal_batches_of_one_wide_head_keep_triton():
