@@ -6,6 +6,7 @@ from rooflane.families.resident.hopper.parts import PARTS, WARP_PRODUCT
 from rooflane.families.resident.hopper.rowblock_attention import ROWBLOCK_ATTENTION
 from rooflane.families.resident.hopper.rowblock_steps import ROWBLOCK_SIZES, ROWBLOCK_STEPS
 from rooflane.families.resident.hopper.rowblocks import ROWBLOCKS
+from rooflane.families.resident.hopper.rowwarp_attention import ROWWARP_ATTENTION
 from rooflane.families.resident.hopper.rowwarp_steps import ROWWARP_SIZES, ROWWARP_STEPS
 from rooflane.families.resident.hopper.rowwarps import ROWWARPS
 from rooflane.families.resident.hopper.warpgroup_steps import WARPGROUP_OPERAND, WARPGROUP_SIZES, WARPGROUP_STEPS
@@ -74,7 +75,7 @@ def rowblock_source(sizes: dict[str, int]) -> str:
 
 def rowwarp_source(sizes: dict[str, int]) -> str:
     """Return the translation unit of the row-warp kernel for compile-time sizes (see rowwarp_steps.py)."""
-    return _unit(sizes, ROWWARP_SIZES, PARTS, WARP_PRODUCT, ROWWARP_STEPS, ROWWARPS)
+    return _unit(sizes, ROWWARP_SIZES, PARTS, WARP_PRODUCT, ROWWARP_STEPS, ROWWARP_ATTENTION, ROWWARPS)
 
 
 def _unit(sizes: dict[str, int], *texts: str) -> str:
