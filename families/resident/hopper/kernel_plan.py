@@ -24,6 +24,16 @@ class KernelPlan:
         """Hidden columns, zeros behind ffn_dim."""
         return -(-self.shape.ffn_dim // self.shape.d_model) * self.shape.d_model
 
+    @property
+    def scratch_words(self) -> int:
+        """32-bit words that pass between programs through device memory: none where a kernel does not say."""
+        return 0
+
+    @property
+    def flags(self) -> int:
+        """int32 flags of a launch, likewise."""
+        return 0
+
     def sizes(self, masked: bool, bfloat16: bool) -> dict[str, int]:
         """Return the compile-time sizes that all kernels have."""
         return {

@@ -83,16 +83,6 @@ class WarpgroupPlan(KernelPlan):
         """Threads of a program: two warpgroups a band."""
         return 512
 
-    @property
-    def scratch_words(self) -> int:
-        """32-bit words that pass between programs: none."""
-        return 0
-
-    @property
-    def flags(self) -> int:
-        """Flags of a launch: none."""
-        return 0
-
     def programs(self, units: int) -> int:
         """Return the programs of a launch: what the device holds at a time."""
         return min(self.blocks, units)

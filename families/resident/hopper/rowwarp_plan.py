@@ -79,16 +79,6 @@ class RowwarpPlan(TiledPlan):
         """Sequences, as many together as a program takes."""
         return -(-self.shape.batch_size // max(1, self.warps // self.twins // self.blocks))
 
-    @property
-    def scratch_words(self) -> int:
-        """32-bit words that pass between programs through device memory: none."""
-        return 0
-
-    @property
-    def flags(self) -> int:
-        """Flags of a launch: none."""
-        return 0
-
     def clusters(self, units: int) -> int:
         """Return the clusters of a launch: what the device holds at a time."""
         return min(self.units, clusters_at_a_time(self.split, units))
