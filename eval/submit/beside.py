@@ -8,8 +8,10 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, median, stdev
 from typing import Any
 
+from rooflane.eval.contamination import Contamination, find_contamination
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.records import EAGER, Record
+from rooflane.eval.rounds import rounds_of
 from rooflane.eval.run import Run
 from rooflane.eval.stats import CONFIDENCE, welch_interval
 from rooflane.eval.submit.parse import Figures
@@ -59,8 +61,9 @@ class Beside:
 def compare_with_run(submission: Submission, run: Run, arm: str = "") -> Beside:
     """Compare a submission's printed latencies with a run's event times, shape by shape.
 
-    `arm` names the run's candidate; "" is the submission's own, or the run's only one. Raises `EvaluationError` when
-    the run has no such candidate.
+    `arm` names the run's candidate; "" is the submission's own, or the run's only one. The run's disturbed blocks are
+    left out as in its own table; the script tells nothing of its own. Raises `EvaluationError` when the run has no
+    such candidate.
     """
     meta = submission.meta
     arms = run.meta.candidates
@@ -78,13 +81,17 @@ def compare_with_run(submission: Submission, run: Run, arm: str = "") -> Beside:
         notes.append("the run gave each call a fresh input, the script repeats one: use --inputs fixed to compare like")
     if run.meta.device != meta.device:
         notes.append(f"the run was made on {run.meta.device}, the submission on {meta.device}")
-    records = [record for record in run.records() if record.timing is not None and record.status == "ok"]
+    records = run.records()
+    spoilt = find_contamination(rounds_of(records))
+    if spoilt.count:
+        notes.append(f"ours: {spoilt.describe()}")
+    records = [record for record in records if record.timing is not None and record.status == "ok"]
     rows = [row for row in submission.rows() if row.figures and row.figures.optimized]
     compared = []
     for shape in meta.shape_list():
         mine = [record for record in records if _same_shape(record, shape)]
         theirs = [row.figures for row in rows if row.shape == shape.id]
-        compared.append(_compare_shape(shape.id, theirs, _ours(mine, arm)))
+        compared.append(_compare_shape(shape.id, theirs, _ours(mine, arm, spoilt)))
     return Beside(str(run.folder), arm, tuple(notes), tuple(compared))
 
 
@@ -124,13 +131,16 @@ def _compare_shape(shape: str, theirs: list[Figures], ours: dict[str, list[float
     return Agreement(shape, {name: pair_of(values[name], ours[name]) for name in QUANTITIES})
 
 
-def _ours(records: list[Record], arm: str) -> dict[str, list[float]]:
-    """Return each process's pooled medians in ms, and their quotient, for processes that timed both sides."""
-    medians = {
-        (record.process, record.arm): median(call for window in record.timing.event_ns for call in window) / 1e6
-        for record in records
-        if record.arm in (arm, EAGER)
-    }
+def _ours(records: list[Record], arm: str, spoilt: Contamination) -> dict[str, list[float]]:
+    """Return each process's pooled medians in ms, and their quotient, for processes that timed both sides.
+
+    A process without a clean block is left out, unless none has one.
+    """
+    rows = [record for record in records if record.arm in (arm, EAGER)]
+    calls = {(row.process, row.arm): _calls(row, spoilt.at(row.shape_id, row.process)) for row in rows}
+    if not any(calls.values()):
+        calls = {(row.process, row.arm): _calls(row, frozenset()) for row in rows}
+    medians = {key: median(values) / 1e6 for key, values in calls.items() if values}
     both = [process for process, name in medians if name == arm and (process, EAGER) in medians]
     if not both:
         return {}
@@ -140,6 +150,11 @@ def _ours(records: list[Record], arm: str) -> dict[str, list[float]]:
     }
     found["speedup"] = [base / mine for mine, base in zip(*found.values(), strict=True)]
     return found
+
+
+def _calls(record: Record, dropped: frozenset[int]) -> list[int]:
+    """Return the event nanoseconds of every call outside the dropped blocks, of two rounds each."""
+    return [call for index, window in enumerate(record.timing.event_ns) if index // 2 not in dropped for call in window]
 
 
 def _same_shape(record: Record, shape: Any) -> bool:

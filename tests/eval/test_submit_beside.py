@@ -70,7 +70,7 @@ def make_run(tmp_path, make_meta, make_record):
 
     def make(times, candidates=("mine",), inputs="fixed"):
         shape = Shape("other-id", 2, 8, 16, 2, 16, 1, True)
-        meta = make_meta([shape], processes=len(times), candidates=candidates)
+        meta = make_meta([shape], processes=len(times) or 3, candidates=candidates)
         meta = meta.model_copy(update={"settings": meta.settings | {"inputs": inputs}})
         run = create_run(tmp_path / "runs", meta)
         for process, (eager, mine) in enumerate(times):
@@ -99,6 +99,33 @@ def test_a_latency_a_tenth_higher_is_seen(make_submission, make_run):
     assert "the candidate's latency agrees within its spread on 0 of 1 shapes" in lines
     _, ((_, *cells),) = beside_table(beside)
     assert cells[3] == "no" and cells[7] == "yes"
+
+
+def test_disturbed_blocks_and_processes_without_a_clean_one_are_left_out(make_submission, make_run, make_record):
+    """Process 0 lost its first block to throttling, process 1 both; process 2 stood still."""
+    submission = make_submission([(0.8, 0.4), (0.8, 0.4)])
+    run = make_run([])
+    spoilt, calm = {"throttle": ["HwThermalSlowdown"]}, {"throttle": []}
+    shape = run.meta.shape_list()[0]
+    for process, blocks in enumerate([(spoilt, calm), (spoilt, spoilt), (calm, calm)]):
+        slow = [2 if state is spoilt else 1 for state in blocks for _ in range(2)]
+        for arm, ns in (("eager", 800_000), ("mine", 400_000 + process)):
+            times = [ns * factor for factor in slow]
+            run.append([make_record(shape, process, arm, times, telemetry={"blocks": list(blocks)})])
+    beside = compare_with_run(submission, run)
+    pairs = beside.rows[0].pairs
+    # The median of 0.400000 and 0.400002; with the throttled calls it were 0.6 and more.
+    assert pairs["optimized"].ours == pytest.approx(0.400001, rel=1e-9) and pairs["baseline"].ours == 0.8
+    assert "ours: 3 of 6 blocks dropped for every arm (3 by throttling)" in beside.notes
+
+
+def test_a_run_without_a_clean_block_is_compared_as_it_is(make_submission, make_run, make_record):
+    run = make_run([])
+    for arm, ns in (("eager", 800_000), ("mine", 400_000)):
+        blocks = {"blocks": [{"other_processes": 1}]}
+        run.append([make_record(run.meta.shape_list()[0], 0, arm, (ns, ns), telemetry=blocks)])
+    beside = compare_with_run(make_submission([(0.8, 0.4)]), run)
+    assert beside.rows[0].pairs["optimized"].ratio == pytest.approx(1) and "nothing is left" in beside.notes[0]
 
 
 def test_one_process_is_judged_by_the_others_spread():
