@@ -33,6 +33,7 @@ class Round:
 
     event_ns: list[int]
     host_ns: list[int] = field(default_factory=list)
+    loop_ns: int = 0
 
 
 class Lane(Protocol):

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from rooflane.eval.host_pace import SLOW, core_paces, slow_cores
 from rooflane.families.runtime_compiler import host_compiler, missing_compiler, python_header
 
 PACKAGES = ("shapes", "baseline", "families", "dispatch", "eval")
@@ -34,12 +35,25 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Return every finding, in the order a newcomer would need them."""
-    return [_python(), *_versions(), *_devices(), *_compilers(), *_origins()]
+    return [_python(), *_cores(), *_versions(), *_devices(), *_compilers(), *_origins()]
 
 
 def _python() -> Finding:
     text = f"{platform.python_version()} at {sys.executable}, {platform.system()} {platform.machine()}"
     return Finding("python", "ok", text)
+
+
+def _cores() -> list[Finding]:
+    """Report how fast a fixed loop runs on each core this process may use; nothing where it cannot choose one."""
+    paces = core_paces()
+    if not paces:
+        return []
+    slow, quickest = slow_cores(paces), min(paces.values()) / 1e3
+    if not slow:
+        return [Finding("cores", "ok", f"{len(paces)}, a fixed loop takes {quickest:.0f} us on each within a third")]
+    text = f"on {len(slow)} of {len(paces)} cores a fixed loop takes over {SLOW:g} times its {quickest:.0f} us"
+    remedy = "other work shares those cores: launch-bound times depend on where a process runs; stop it, or look again"
+    return [Finding("cores", "note", text, remedy)]
 
 
 def _installed(name: str) -> str | None:

@@ -17,6 +17,7 @@ from rooflane.shapes import Shape
 
 if TYPE_CHECKING:
     from rooflane.eval.accuracy import AccuracyLine
+    from rooflane.eval.host_pace import HostPace
     from rooflane.eval.ranking import Place
 
 NULL = "identity"
@@ -157,6 +158,7 @@ class Summary:
     ranking: tuple[Place, ...] = ()
     accuracy: tuple[AccuracyLine, ...] = ()
     tick_ns: int | None = None
+    host: HostPace | None = None
 
     def row(self, shape_id: str) -> ShapeRow:
         """Return a shape's row."""
@@ -224,6 +226,7 @@ class Summary:
             "missing_rows": self.missing,
             "calls_per_window": 1,
             "clock_tick_ns": self.tick_ns,
+            "host": asdict(self.host) if self.host else None,
             "blocks": {
                 "total": self.contamination.total,
                 "dropped": self.contamination.count,

@@ -56,7 +56,7 @@ class Timing(BaseModel):
     Rounds 2i and 2i + 1 are the two mirrored halves of block i; a control has empty ones where it sat out. The states
     beside the headline are taken in one process only: `harness_ns` is the organiser's loop on one fixed input object,
     `idle_ns` the event pair after a synchronisation, `cold_ns` with the caches overwritten before, `rotating_ns` over
-    inputs of five times the cache.
+    inputs of five times the cache. `loop_ns` `[round]` is a fixed loop of the interpreter ahead of each round.
     """
 
     model_config = _CONFIG
@@ -69,6 +69,7 @@ class Timing(BaseModel):
     idle_ns: list[int] = []
     cold_ns: list[int] = []
     rotating_ns: list[int] = []
+    loop_ns: list[int] = []
     warmups: int
     repeats: int
     shrunk: bool = Field(description="the counts were reduced to keep to the time budget")

@@ -191,6 +191,7 @@ class ShapeTiming:
             clock="cuda-events" if self.work.context.device == "cuda" else "perf-counter",
             event_ns=[part.event_ns for part in samples.rounds],
             host_ns=[part.host_ns for part in samples.rounds if part.host_ns],
+            loop_ns=[part.loop_ns for part in samples.rounds if part.event_ns],
             warmups=self.warmups[row.name],
             repeats=counts.repeats,
             shrunk=self.warmups[row.name] < settings.warmups or counts.repeats < settings.repeats,

@@ -22,6 +22,7 @@ from rooflane.eval.figures import (
     Summary,
 )
 from rooflane.eval.headline import make_headline
+from rooflane.eval.host_pace import host_pace
 from rooflane.eval.nulls import NullResult, null_result
 from rooflane.eval.ranking import rank
 from rooflane.eval.records import COPY_PREFIX, EAGER, Record, RunMeta
@@ -72,6 +73,7 @@ def summarise(meta: RunMeta, records: Iterable[Record], stored: Sequence[NullRes
         contamination=measured.contamination,
         accuracy=tuple(accuracy_lines(records)),
         tick_ns=clock_tick_ns(record.timing for record in records if record.timing),
+        host=host_pace(records),
     )
 
 

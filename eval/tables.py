@@ -152,9 +152,11 @@ def environment_line(summary: Summary) -> str:
 
 
 def conditions(summary: Summary) -> list[str]:
-    """Return what a reader must know about the campaign as a whole: dropped blocks, the clock's tick, overhead."""
+    """Return what a reader must know about the campaign as a whole: dropped blocks, slow host, clock tick, overhead."""
     lines = []
     if said := summary.contamination.describe():
+        lines.append(said)
+    if summary.host and (said := summary.host.describe()):
         lines.append(said)
     if said := _window(summary):
         lines.append(said)

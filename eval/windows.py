@@ -20,6 +20,7 @@ from torch import Tensor
 from rooflane.eval.cases import Case, draw_case
 from rooflane.eval.environment import available_memory_bytes
 from rooflane.eval.fingerprint import ALIGNMENT, Fingerprinter
+from rooflane.eval.host_pace import loop_ns
 from rooflane.eval.lent import LentInputs
 from rooflane.eval.outputs import describe_output, output_fault, poison
 from rooflane.eval.records import NOOP
@@ -60,6 +61,7 @@ class _Window:
     pointers: list[int] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     read: Any = None
+    loop_ns: int = 0
 
 
 class Windows:
@@ -157,6 +159,7 @@ class Windows:
             looks.append(_now() - start)
 
         try:
+            window.loop_ns = loop_ns()
             with torch.inference_mode():
                 for case in window.cases[: window.lead]:
                     forward(*case)
@@ -197,6 +200,7 @@ class Windows:
         return {
             "event_ns": event_ns,
             "host_ns": host_ns,
+            "loop_ns": window.loop_ns,
             "marks": base64.b64encode(marks.numpy().tobytes()).decode(),
             "kept": whole,
             "overwritten": overwritten,
