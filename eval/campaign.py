@@ -148,20 +148,25 @@ class Campaign:
         self.owed = Owed(self.meta, self.settings, run.records())
         self.files = harness_digests(ROOT)
         self.started = monotonic() if started is None else started
-        # What the part before an interruption took is not known any more: then there is no account.
-        self.spent = None if self.owed.rows else Spent(self.started)
+        # What a killed part took is not known any more: then there is no account.
+        known = self.meta.spent_s or not self.owed.rows
+        self.spent = Spent(self.started, self.meta.spent_s) if known else None
         self.at = ""
 
     def run_all(self) -> Run:
         """Run every process in turn; on Ctrl-C keep what was measured and say so in the run."""
         try:
             self._tell("run", text=f"run {self.run.folder}")
+            if self.meta.seed is None and self.meta.spent_s:
+                self.run.update(spent_s={})  # it would be taken for the whole were this part killed
             for process in range(self.settings.processes):
                 self._run_process(process)
             if self.meta.seed is None and self.owed.done == len(self.owed.planned):
-                self.run.meta = reveal(self.run.folder, self.meta, self.seed, self.spent)
+                reveal(self.run, self.seed, self.spent)
         except KeyboardInterrupt:
             self.run.interrupted = True
+            if self.spent and self.run.meta.seed is None:
+                self.run.update(spent_s=self.spent.account())
         if not self.run.interrupted and (said := self.run.finish()):
             self._tell("note", text=said)
         return self.run

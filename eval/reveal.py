@@ -8,10 +8,14 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.records import RUN_FILE, RunMeta
 from rooflane.eval.spent import Spent, overhead_share
+
+if TYPE_CHECKING:
+    from rooflane.eval.run import Run
 
 SEED_FILE = "seed.secret"
 
@@ -44,16 +48,9 @@ def recall_seed(folder: Path, meta: RunMeta) -> int:
     return seed
 
 
-def reveal(folder: Path, meta: RunMeta, seed: int, spent: Spent | None = None) -> RunMeta:
-    """Write the seed, and where the time went, into the run's page in one step; remove the secret file.
-
-    Returns the page.
-    """
+def reveal(run: Run, seed: int, spent: Spent | None = None) -> None:
+    """Write the seed, and where the time went, into the run's page in one step; remove the secret file."""
     account = spent.account() if spent else {}
     share = round(overhead_share(account), 4) if account else None
-    shown = meta.model_copy(update={"seed": seed, "spent_s": account, "overhead_share": share})
-    page, fresh = folder / RUN_FILE, folder / f"{RUN_FILE}.new"
-    fresh.write_text(shown.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    os.replace(fresh, page)
-    (folder / SEED_FILE).unlink(missing_ok=True)
-    return shown
+    run.update(seed=seed, spent_s=account, overhead_share=share)
+    (run.folder / SEED_FILE).unlink(missing_ok=True)

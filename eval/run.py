@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -34,6 +35,14 @@ class Run:
     def append(self, records: Sequence[Record]) -> None:
         """Write rows."""
         append_records(self.folder / RECORDS_FILE, records)
+
+    def update(self, **fields: object) -> None:
+        """Write the page anew with other values of some fields, in one step."""
+        self.meta = self.meta.model_copy(update=fields)
+        page = self.folder / RUN_FILE
+        fresh = page.with_suffix(".new")
+        fresh.write_text(self.meta.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        os.replace(fresh, page)
 
     @property
     def sealed(self) -> bool:

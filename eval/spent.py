@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from time import monotonic
 
@@ -10,10 +11,14 @@ WORK = ("warm-up", "measurement", "verification")
 
 
 class Spent:
-    """Seconds by what they were spent on, from a moment on; parts never overlap."""
+    """Seconds by what they were spent on, from a moment on; parts never overlap.
 
-    def __init__(self, started: float | None = None) -> None:
+    `before` is the account of a run's earlier part, which an interruption ended.
+    """
+
+    def __init__(self, started: float | None = None, before: Mapping[str, float] | None = None) -> None:
         self._started = monotonic() if started is None else started
+        self._before = before or {}
         self._seconds: dict[str, float] = {}
         self._at: str | None = None
 
@@ -32,8 +37,10 @@ class Spent:
 
     def account(self) -> dict[str, float]:
         """Return the seconds so far; what belongs to no block stands as "other"."""
-        known = {what: round(seconds, 3) for what, seconds in self._seconds.items()}
-        return known | {"other": round(max(0.0, monotonic() - self._started - sum(self._seconds.values())), 3)}
+        other = max(0.0, monotonic() - self._started - sum(self._seconds.values()))
+        whole = Counter(self._before)
+        whole.update(self._seconds | {"other": other})
+        return {what: round(seconds, 3) for what, seconds in whole.items()}
 
 
 def overhead_share(account: dict[str, float]) -> float:

@@ -29,6 +29,14 @@ def test_seconds_count_once_and_the_rest_is_named(clock):
     assert account.account() == {"measurement": 12, "set-up": 3, "other": 10}
 
 
+def test_the_part_before_an_interruption_counts(clock):
+    account = Spent(before={"measurement": 5.0, "other": 2.0, "start-up": 1.0})
+    with account.on("measurement"):
+        clock[0] += 4
+    clock[0] += 3
+    assert account.account() == {"measurement": 9, "other": 5, "start-up": 1}
+
+
 @pytest.mark.parametrize(
     ("account", "share"),
     [
