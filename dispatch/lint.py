@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,6 +13,7 @@ from rooflane.dispatch.conditions import FIELDS
 from rooflane.dispatch.rules import Rule
 from rooflane.dispatch.toml_source import complaints
 from rooflane.families import FamilySpec, registry
+from rooflane.families.option_values import option_fault
 
 if TYPE_CHECKING:
     from rooflane.dispatch.rules import RuleTable
@@ -40,11 +41,11 @@ class LintFinding:
 def lint(table: RuleTable) -> list[LintFinding]:
     """Return what is wrong with a table, in the order of its rows, one finding a fault.
 
-    Errors: malformed, duplicate-name, unknown-family, unknown-option, missing-catch-all. Warnings: impossible
-    (conditions contradict each other), unreachable (behind a row that matches everything), shadowed (wherever the
-    row matches, earlier ones do): such a row acts only where an earlier row's family refuses the shape; overlap (two
-    rows share a part neither is meant to hold); hides-ours (the user's rows match everything). Rows are held against
-    those of their own file: that a row of the user's goes before ours is what it is for.
+    Errors: malformed, duplicate-name, unknown-family, unknown-option, bad-option, missing-catch-all. Warnings:
+    impossible (conditions contradict each other), unreachable (behind a row that matches everything), shadowed
+    (wherever the row matches, earlier ones do): such a row acts only where an earlier row's family refuses the shape;
+    overlap (two rows share a part neither is meant to hold); hides-ours (the user's rows match everything). Rows are
+    held against those of their own file: that a row of the user's goes before ours is what it is for.
     """
     findings = list(table.faults)
     families = registry.load_families()
@@ -63,8 +64,8 @@ def lint(table: RuleTable) -> list[LintFinding]:
     return sorted(findings, key=lambda finding: _position(finding, table))
 
 
-def read_row(row: dict[str, Any], where: str) -> tuple[Rule | None, list[LintFinding]]:
-    """Return the row as a rule, or None and what is wrong with it."""
+def read_row(row: dict[str, Any], where: Callable[[str], str]) -> tuple[Rule | None, list[LintFinding]]:
+    """Return the row as a rule, or None and what is wrong with it; `where` tells the file and line of a key's path."""
     try:
         return Rule.model_validate(row), []
     except ValidationError as error:
@@ -79,7 +80,7 @@ def read_row(row: dict[str, Any], where: str) -> tuple[Rule | None, list[LintFin
         found[key] = f"no key has this name{f', did you mean {meant!r}?' if meant else ''}"
     keys = ", ".join(Rule.model_fields)
     return None, [
-        LintFinding("malformed", "error", named, where, f"{subject}: {place}: {sentence}; a row has {keys}")
+        LintFinding("malformed", "error", named, where(place), f"{subject}: {place}: {sentence}; a row has {keys}")
         for place, sentence in found.items()
     ]
 
@@ -116,6 +117,9 @@ def _row_errors(
     for option in rule.options.keys() - known.keys():
         takes = _names(known) or "no option"
         yield "unknown-option", "error", f"sets the unknown option {option!r}; {rule.family} takes: {takes}"
+    for option, value in rule.options.items():
+        if wanted := option_fault(families[rule.family], option, value):
+            yield "bad-option", "error", f"sets {option} to {value!r}; it must be {wanted}"
 
 
 def _hidden(rule: Rule, earlier: Sequence[Rule]) -> tuple[str, Severity, str] | None:

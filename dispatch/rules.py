@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from rooflane.dispatch.allowed import Allowed
 from rooflane.dispatch.conditions import FIELDS, parse_condition
 from rooflane.dispatch.rule_source import SHIPPED, find_user_table
-from rooflane.dispatch.toml_source import header_lines, parse_toml, read_text
+from rooflane.dispatch.toml_source import header_lines, key_line, parse_toml, read_text
 
 SHIPPED_RULES = Path(__file__).parent / "rules.toml"
 
@@ -198,7 +198,7 @@ def _parse(text: str, path: Path, source: str) -> tuple[RuleTable, bool]:
         raise RuleError(f"{path}:1: rows are not headed by [[rule]] lines of their own; write each row under one")
     rules, kept, faults = [], [], []
     for row, line in zip(rows, lines, strict=True):
-        rule, wrong = read_row(row, f"{path}:{line}")
+        rule, wrong = read_row(row, lambda place, line=line: f"{path}:{key_line(text, line, place)}")
         faults += wrong
         if rule:
             rules.append(rule)

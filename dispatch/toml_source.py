@@ -49,6 +49,19 @@ def header_lines(text: str, header: str) -> list[int]:
     return [number for number, line in enumerate(text.splitlines(), 1) if pattern.fullmatch(line)]
 
 
+def key_line(text: str, header: int, path: str) -> int:
+    """Return the line of a key such as `when.seq_len` in the table headed on line `header`; that one if it has none."""
+    lines = text.splitlines()
+    following = (number for number in range(header, len(lines)) if lines[number].lstrip().startswith("["))
+    block = range(header, next(following, len(lines)))
+    for key in reversed(path.split(".")):
+        pattern = re.compile(rf"""(^|[\s{{,.])["']?{re.escape(key)}["']?\s*=""")
+        for number in block:
+            if pattern.search(lines[number].partition("#")[0]):
+                return number + 1
+    return header
+
+
 def complaints(error: ValidationError) -> list[tuple[tuple[str | int, ...], str]]:
     """Return pydantic's findings as (place, sentence), without its own prefixes."""
     return [(item["loc"], item["msg"].removeprefix("Value error, ")) for item in error.errors()]

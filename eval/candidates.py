@@ -14,6 +14,7 @@ from rooflane.dispatch import RouteError, load_rules, refusal, route
 from rooflane.eval.candidate_source import check_source
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.families import FamilyError, get_family, load_families
+from rooflane.families.option_values import option_fault
 from rooflane.shapes import Shape
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ def parse_candidate(text: str) -> Candidate:
         if name not in family.options:
             known = ", ".join(family.options) or "none"
             raise EvaluationError(f"candidate {text!r}: family {head} has no option {name!r}; it takes: {known}")
+        if wanted := option_fault(family, name, options[name]):
+            raise EvaluationError(f"candidate {text!r}: {name} is {options[name]!r}; it must be {wanted}")
     return Candidate(text, family=head, options=options)
 
 

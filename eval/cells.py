@@ -92,7 +92,7 @@ def make_cell(measured: Measured, shape: str, name: str) -> Cell:
     """Return one arm's figures on one shape; what is judged over all shapes is added by `judged`."""
     meta, records = measured.meta, measured.rows(shape, name)
     if not records:
-        return Cell(name, _kind(meta, name), "error", "no row was written; rooflane eval --resume measures it")
+        return Cell(name, _kind(meta, name), "skipped", "not measured yet; rooflane eval --resume measures it")
     rows = [records[process] for process in sorted(records)]
     worst = max(rows, key=lambda row: SEVERITY.index(row.status))
     checks = [row.verification for row in rows if row.verification]
@@ -189,10 +189,10 @@ def _priced(cell: Cell, meta: RunMeta, medians: Mapping[int, float], timed: Sequ
     valid = fmean(timing.valid_tokens for timing in timed)
     if valid <= 0:
         return cell
-    tokens = valid / (cell.event_ms.median / 1e3)
+    rate = throughput({process: value / 1e9 for process, value in medians.items()}, valid)
+    tokens = rate.centre
     if not meta.price_per_hour:
         return replace(cell, tokens_per_s=tokens)
-    rate = throughput({process: value / 1e9 for process, value in medians.items()}, valid)
     return replace(
         cell,
         tokens_per_s=tokens,

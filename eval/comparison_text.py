@@ -41,7 +41,10 @@ def render_comparison(comparison: Comparison, console: Console) -> None:
         table.add_row(*map(Text, (*cells, said(pair.verdict))))
     console.print(table)
     if any(pair.ratio.low is None for pair in comparison.pairs):
-        console.print("one process gives no interval, so nothing can be told apart; measure with --processes 2 or more")
+        console.print(
+            "one process that timed both gives no interval, so nothing can be told apart; measure with --processes 2 "
+            "or more. A compiled control is timed in three processes at most, in one of a --quick run on a CPU"
+        )
     for shape, reason in comparison.left_out.items():
         console.print(f"shape {shape}: left out, {reason}", markup=False, highlight=False)
     for note in comparison.notes:

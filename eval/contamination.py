@@ -52,7 +52,8 @@ class Contamination:
             return ""
         why = ", ".join(f"{count} by {reason}" for reason, count in sorted(self.reasons.items()))
         left = "" if self.count < self.total else "; nothing is left"
-        return f"{self.count} of {self.total} blocks dropped for every arm ({why}){left}"
+        several = ", some by more than one" if sum(self.reasons.values()) > self.count else ""
+        return f"{self.count} of {self.total} blocks dropped for every arm ({why}{several}){left}"
 
 
 def find_contamination(rounds: Rounds) -> Contamination:

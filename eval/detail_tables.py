@@ -73,9 +73,10 @@ def clock_table(summary: Summary, candidate: str) -> Table:
         ),
         rows=tuple(rows),
         left=2,
-        note="launch share: of the event time, what the device was not busy; hidden: event time that neither device "
-        "nor host accounts for, beyond eager's own; use: worst error in units of the tolerance, above 1 fails; calls: "
-        "rounds x repeats, * shrunk to the time budget",
+        note="launch share: of the event time, what the device was not busy, in the processes that read both clocks, "
+        "not from the medians shown; hidden: event time that neither device nor host accounts for, beyond eager's own; "
+        "use: worst error in units of the tolerance, above 1 fails; calls: rounds x repeats, * shrunk to the time "
+        "budget",
     )  # fmt: skip
 
 
@@ -107,7 +108,8 @@ def state_table(summary: Summary, candidate: str) -> Table:
         left=1,
         note="warm: back to back with a fresh input each call, the headline's state; fixed input: one input object "
         "again and again, the organiser's loop; cold: caches overwritten before each call; rotating: inputs of five "
-        "times the cache; dividend: speedup on the fixed input over speedup on fresh ones",
+        "times the cache; dividend: speedup on the fixed input over speedup on fresh ones, both of the processes that "
+        "timed both ways",
     )  # fmt: skip
 
 
@@ -132,7 +134,8 @@ def cost_table(summary: Summary, candidate: str) -> Table:
         columns=("id", "set-up s", "paid back after calls", "tokens/s", "$/1e9 tok [95%]"),
         rows=tuple(rows),
         left=1,
-        note="paid back: never, unless proven faster; tokens: valid ones only, at full use of the paid time",
+        note="paid back: never, unless proven faster; tokens: valid ones only, the geometric mean "
+        "over processes, at full use of the paid time",
     )
 
 
@@ -152,7 +155,7 @@ def prediction_table(summary: Summary) -> Table:
                 row.shape.id,
                 row.regime + ("~" if row.borderline else ""),
                 measured or NONE,
-                NONE if measured is None else "" if measured == row.regime else "wrong",
+                NONE if measured is None else "as predicted" if measured == row.regime else "wrong",
                 number(row.predicted_ms),
                 number(row.eager.event_ms.median),
                 ratio(row.eager.event_ms.median, row.predicted_ms),

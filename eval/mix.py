@@ -41,8 +41,10 @@ def price_mix(
     """
     meta = run.meta
     arm = arm or meta.candidates[0]
+    if price_per_hour is not None and not 0 < price_per_hour < math.inf:
+        raise EvaluationError(f"--price-per-hour {price_per_hour:g}: it must be a number above 0")
     price = price_per_hour or meta.price_per_hour
-    if not price or price < 0:
+    if not price:
         raise EvaluationError("the run's profile has no price per hour; give --price-per-hour")
     if not 0 < utilisation <= 1:
         raise EvaluationError(f"utilisation is a share over 0 and up to 1, got {utilisation:g}")

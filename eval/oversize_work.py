@@ -81,7 +81,8 @@ class OversizeWork:
             gate, elapsed = self._compare(self.seed, self.padding, element, length)
             gates.append(gate)
             times.append(elapsed)
-        notes = [f"compared in full: {len(times)} of {shape.batch_size} batch elements"]
+        full = " in full" if len(times) == shape.batch_size else ""
+        notes = [f"compared{full}: {len(times)} of {shape.batch_size} batch elements"]
         left = wanted[len(times) :]
         if left and shape.causal:
             gates += [self._compare(self.seed, self.padding, element, self.prefix)[0] for element in left]

@@ -87,7 +87,7 @@ def plan(
         raise EvaluationError(f"a verdict takes {LEAST_PROCESSES} processes or more; allow at least that many")
     if floor is not None and floor >= see:
         raise EvaluationError(
-            f"no number of processes sees {see:.2%}: the stored noise floor of {floor:.2%} lies above it; quieten the "
+            f"no number of processes sees {see:.2%}: the noise floor of {floor:.2%} lies above it; quieten the "
             "machine, or ask for more"
         )
     processes = next(

@@ -133,7 +133,7 @@ def read_run(folder: str | Path) -> Run:
     path = folder / RUN_FILE
     try:
         meta = RunMeta.model_validate_json(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         if (folder / SUBMISSION_FILE).is_file():
             raise EvaluationError(
                 f"{folder}: a submission, no run; `rooflane submit --resume {folder}` shows it again"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rooflane.families.lean_cost import lean_peak_bytes, lean_predict_s
+from rooflane.families.option_values import operands, true_or_false
 from rooflane.families.spec import Limits
 from rooflane.shapes import Shape
 
@@ -23,6 +24,7 @@ class LeanSpec:
         "operand_dtype": "GEMM operands: float16 or bfloat16; by default what suits the model and device",
         "captured": "true (default) replays a CUDA graph, false launches op by op; no meaning on a CPU",
     }
+    option_checks = {"operand_dtype": operands, "captured": true_or_false}
     compiled = False  # whether torch.compile fuses the ops between GEMMs, or our kernels do
 
     def supports(self, shape: Shape, profile: Limits) -> str | None:

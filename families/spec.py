@@ -56,7 +56,8 @@ class FamilySpec(Protocol):
 
     `contract` lists the promises of a built forward that this family cannot keep ("" when it keeps them all); the
     evaluator prints and prices it. `options` maps each option `build` takes to its one-line meaning. A family that
-    sets `final_norm_optional = True` also builds models whose `final_norm` is None.
+    sets `final_norm_optional = True` also builds models whose `final_norm` is None; one that sets `option_checks`, from
+    an option's name to a function that returns what a value must be where it is not that, has bad values refused early.
     """
 
     name: str

@@ -204,7 +204,7 @@ def follow() -> Iterator[Callable[[Event], None]]:
     if not screen.is_terminal:
         yield _print_rows
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=screen, transient=True) as progress:
         task = progress.add_task("starting", total=None)
 

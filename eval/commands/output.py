@@ -30,7 +30,9 @@ RulesFile = Annotated[
 def console(stderr: bool = False) -> Console:
     """Return a console for tables, or for progress and remarks on standard error."""
     stream = sys.stderr if stderr else sys.stdout
-    return Console(stderr=stderr, width=None if stream.isatty() else PIPE_WIDTH, highlight=False)
+    # Names and reasons are the user's: brackets and colons in them are no markup.
+    width = None if stream.isatty() else PIPE_WIDTH
+    return Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
 
 
 def print_json(value: Any) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from rooflane.eval.page.scene import text_width
 
+SHORT_AXIS = 20  # an axis of under this factor has few of the usual ticks
 ROOM = 1.25  # free space beyond the outermost values, as a factor
 
 
@@ -28,9 +29,11 @@ class LogScale:
     def ticks(self, apart: float) -> list[tuple[float, str]]:
         """Return values and their labels, at least `apart` pixels plus the label's width between two."""
         first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
-        values = [step * 10.0**power for step in (1, 5, 2) for power in range(first, last + 1)]
+        # The powers of ten come first: the others fill what room is left, the odd ones where the axis is short.
+        steps = (1, 5, 2) if self.high / self.low > SHORT_AXIS else (1, 5, 2, 3, 1.5, 4, 7)
+        values = [step * 10.0**power for step in steps for power in range(first, last + 1)]
         chosen: list[tuple[float, str]] = []
-        for value in values:  # the powers of ten come first: the others fill what room is left
+        for value in values:
             label = tick_label(value)
             room = apart + (text_width(label) if self.end > self.start else 0)
             free = all(abs(self(value) - self(other)) >= room for other, _ in chosen)

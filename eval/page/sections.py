@@ -86,7 +86,7 @@ def price_table(data: PageData) -> PageTable:
             )
     names = ("id", "shape", "arm", "tokens/s", "$ per 1e9 tokens")
     columns = tuple(Column(text, index > 2, index > 2) for index, text in enumerate(names))
-    note = "valid tokens only: the price of an hour over the tokens of an hour"
+    note = "valid tokens only, the geometric mean over processes: the price of an hour over the tokens of an hour"
     return PageTable("price", "Price of 1e9 tokens", columns, tuple(rows), note)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rooflane.families.lean_cost import HALF, SINGLE, lean_predict_s, operand_name, weight_elements
+from rooflane.families.option_values import operands, positive
 from rooflane.families.spec import Limits
 from rooflane.shapes import Shape
 
@@ -45,6 +46,7 @@ class Chunked:
         "operand_dtype": "GEMM operands: float16 or bfloat16; by default what suits the model and device",
         "budget_gib": f"scratch bound in GiB, {BUDGET_GIB:g} unless given",
     }
+    option_checks = {"operand_dtype": operands, "budget_gib": positive}
 
     def supports(self, shape: Shape, profile: Limits) -> str | None:
         """Return None when the shape can be built for the device, else the reason."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rooflane.families.lean_cost import HALF, SINGLE, operand_name, weight_elements
+from rooflane.families.option_values import operands
 from rooflane.families.resident.choice import choose
 from rooflane.families.resident.config import ResidentConfig, Room
 from rooflane.families.resident.hopper.plan import BAND, RowblockPlan, WarpgroupPlan
@@ -47,6 +48,7 @@ class Resident:
     summary = "the whole forward in one kernel, activations on the SM"
     contract = ""
     options = {"operand_dtype": "GEMM operands: float16 or bfloat16; by default what suits the model"}
+    option_checks = {"operand_dtype": operands}
 
     def supports(self, shape: Shape, profile: Limits) -> str | None:
         """Return None when the shape can be built for the device, else the reason."""

@@ -242,7 +242,7 @@ def test_each_fault_is_one_finding(write_rules):
     ]  # fmt: skip
     assert "did you mean 'chunked'?" in found[1].message
     assert "did you mean 'family'?" in found[3].message
-    assert [int(finding.where.rpartition(":")[2]) for finding in found] == [2, 8, 14, 20]
+    assert [int(finding.where.rpartition(":")[2]) for finding in found] == [4, 8, 14, 23]
 
 
 def test_an_unread_last_row_is_not_also_a_missing_catch_all(write_rules):

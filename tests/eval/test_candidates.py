@@ -19,8 +19,8 @@ def test_the_parents_list_of_controls_is_the_baselines():
 
 
 def test_options_are_read_as_values():
-    found = parse_candidate("chunked:budget_gib=0.5,operand_dtype=float32")
-    assert found.options == {"budget_gib": 0.5, "operand_dtype": "float32"}
+    found = parse_candidate("chunked:budget_gib=0.5,operand_dtype=bfloat16")
+    assert found.options == {"budget_gib": 0.5, "operand_dtype": "bfloat16"}
     assert parse_candidate("chunked:budget_gib=2").options == {"budget_gib": 2}
 
 
@@ -31,6 +31,11 @@ def test_options_are_read_as_values():
         ("missing.py", "no file missing.py"),
         ("chunked:speed=1", "has no option 'speed'; it takes: "),
         ("chunked:budget_gib", "not key=value"),
+        ("chunked:budget_gib=abc", "budget_gib is 'abc'; it must be a number above 0"),
+        ("chunked:budget_gib=-1", "it must be a number above 0"),
+        ("chunked:budget_gib=nan", "it must be a number above 0"),
+        ("gemm_fp16:captured=1", "captured is 1; it must be true or false"),
+        ("resident:operand_dtype=float32", "it must be float16 or bfloat16"),
     ],
 )
 def test_a_request_that_cannot_be_met_says_what_exists(text, said):

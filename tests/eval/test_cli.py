@@ -247,3 +247,39 @@ def test_durations(seconds: float, text: str):
 @pytest.mark.parametrize(("count", "text"), [(1500, "1.5 kB"), (2.5e9, "2.5 GB"), (41e12, "41 TB")])
 def test_sizes(count: float, text: str):
     assert size(count) == text
+
+
+@pytest.mark.parametrize("name", ["prefill[long]", "x[/red]", ":smile:"])
+def test_brackets_and_colons_of_a_users_names_are_no_markup(rooflane, tmp_path, name):
+    path = tmp_path / "shapes.csv"
+    path.write_text(f"{HEADER}\n{name},2,16,32,2,32,1,true\n")
+    for command in (("classify", path), ("route", path), ("families", path)):
+        status, out, _ = rooflane(*command, "--profile", "h200")
+        assert status == 0 and (name in out or command[0] == "families")
+
+
+def test_a_rules_reason_is_printed_as_it_was_written(rooflane, tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('[[rule]]\nname = "m"\nwhen = { seq_len = 7 }\nfamily = "chunked"\nbecause = "[bold]x [/b]"\n')
+    status, out, _ = rooflane("rules", "list", "--rules", path)
+    assert status == 0 and "[bold]x [/b]" in out
+
+
+def test_an_option_of_the_wrong_kind_is_refused_where_it_is_written(rooflane, tmp_path):
+    path = tmp_path / "mine.toml"
+    new = ("rules", "new", "--into", path, "--name", "q", "--when", "seq_len>=5", "--family", "chunked")
+    status, _, err = rooflane(*new, "--option", "budget_gib=abc", "--because", "q")
+    assert status == ExitCode.USAGE and "sets budget_gib to 'abc'; it must be a number above 0" in err
+    assert not path.exists()
+    path.write_text(
+        '[[rule]]\nname = "q"\nwhen = {}\nfamily = "chunked"\noptions = { budget_gib = true }\nbecause = "q"\n'
+    )
+    status, out, _ = rooflane("rules", "check", path)
+    assert status != 0 and "sets budget_gib to True; it must be a number above 0" in out
+
+
+def test_a_file_in_a_runs_place_is_no_run(rooflane, tmp_path):
+    path = tmp_path / "shapes.csv"
+    path.write_text(HEADER)
+    status, _, err = rooflane("report", path)
+    assert status == ExitCode.USAGE and "not a run" in err

@@ -83,6 +83,9 @@ def test_price_of_a_mix(rooflane, stored_run):
         (["--mix", "a=0"], "the mix holds no call"),
         (["--utilisation", "1.5"], "up to 1"),
         (["--candidate", "other"], "has no shape to price"),
+        (["--price-per-hour", "-3"], "--price-per-hour -3: it must be a number above 0"),
+        (["--price-per-hour", "0"], "--price-per-hour 0: it must be a number above 0"),
+        (["--price-per-hour", "nan"], "--price-per-hour nan: it must be a number above 0"),
     ],
 )
 def test_a_price_that_cannot_be_told_says_why(rooflane, stored_run, arguments, said):

@@ -86,3 +86,12 @@ def test_rows_without_watching_arms_or_telemetry_show_nothing(make_record):
 def test_a_reading_that_failed_is_no_evidence(make_record, blocks):
     row = make_record(Shape("a", 2, 8, 16, 2, 16, 1), 0, "eager", (1000,) * 4, telemetry={"blocks": blocks})
     assert find_contamination(rounds_of([row])).count == 0
+
+
+def test_a_block_spoilt_for_two_reasons_counts_once_and_says_so():
+    slow = [1000.0, 1010.0, 5990.0, 5005.0, 995.0, 1000.0, 1002.0, 998.0]
+    states = {("a", 0): [{}, {"throttle": ["SwPowerCap"]}, {}, {}]}
+    found = find_contamination(campaign(anchor=slow, telemetry=states))
+    assert found.describe() == (
+        "1 of 48 blocks dropped for every arm (1 by the anchor, 1 by throttling, some by more than one)"
+    )

@@ -150,6 +150,11 @@ def test_a_logarithmic_scale_places_equal_factors_equally_far():
     assert [label for _, label in scale.ticks(apart=60)] == ["0.1", "1", "10", "100", "1000"]
 
 
+def test_a_short_axis_still_has_ticks_to_read_values_by():
+    """From 1.2 to 5 the powers of ten and their doubles leave 2 alone."""
+    assert [label for _, label in LogScale(1.2, 4.9, 0, 600).ticks(apart=12)] == ["1.5", "2", "3", "4"]
+
+
 @pytest.mark.parametrize("values", [[], [0.0, math.nan, math.inf], [3.0], [1e-7, 1e9]])
 def test_scales_take_any_values(values):
     scale = log_scale(values, 0, 300)
