@@ -38,7 +38,7 @@ WRONG = {
     ),
     "a field with a typing error in a rules file": (
         ["eval", "tiny.csv", "--rules", "field.toml", "--device", "cpu", "--profile", "cpu"],
-        ["field.toml:1", "no field is called 'seqlen'", "seq_len"],
+        ["field.toml:3", "no field is called 'seqlen'", "seq_len"],
     ),
     "a candidate without build": (
         ["eval", "tiny.csv", "--candidate", "empty.py"],

@@ -57,7 +57,9 @@ def probe_command(
 
 def profile_command(
     file: ShapeFile,
-    shape: Annotated[str | None, typer.Option(metavar="ID", help="Which shape of FILE; the first by default.")] = None,
+    shape: Annotated[
+        list[str] | None, typer.Option(metavar="ID", help="Which shape of FILE, one; the first by default.")
+    ] = None,
     arm: Annotated[
         str, typer.Option(help="eager, a control, dispatched, FAMILY, FAMILY:key=value,... or FILE.py[:name].")
     ] = "eager",
@@ -72,7 +74,9 @@ def profile_command(
     """Look inside one forward: time, FLOPs, bytes and place under the roofline, operation by operation."""
     if plot and plot.suffix not in PLOT_SUFFIXES:
         raise EvaluationError(f"{plot}: a plot is written as {' or '.join(PLOT_SUFFIXES)}; give such a name")
-    shapes = find_shapes(file, [shape] if shape else ())
+    if shape and len(shape) > 1:
+        raise EvaluationError(f"--shape {' --shape '.join(shape)}: one forward at a time; name one shape")
+    shapes = find_shapes(file, shape or ())
     from rooflane.eval.operations import profile_arm
 
     measured = profile_arm(shapes[0], arm, device, profile, rules)

@@ -11,6 +11,7 @@ import typer
 from rooflane.eval.commands.evaluate import Require
 from rooflane.eval.commands.output import AsJson, console, print_json
 from rooflane.eval.commands.statistics import NullsPath
+from rooflane.eval.exit_codes import EvaluationError
 
 if TYPE_CHECKING:
     from rooflane.eval import Summary
@@ -49,7 +50,10 @@ def report_command(
             f"{run}: not sealed, so it is still in progress or was interrupted; its figures may change", file=sys.stderr
         )
     if markdown:
-        markdown.write_text(render_markdown(summary), encoding="utf-8")
+        try:
+            markdown.write_text(render_markdown(summary), encoding="utf-8")
+        except OSError as error:
+            raise EvaluationError(f"{markdown}: cannot be written ({error}); name another place") from None
         print(f"report written to {markdown}", file=remarks)
     if readme:
         changed = update(readme, TABLE, render_readme_table(summary))

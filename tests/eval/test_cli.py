@@ -283,3 +283,8 @@ def test_a_file_in_a_runs_place_is_no_run(rooflane, tmp_path):
     path.write_text(HEADER)
     status, _, err = rooflane("report", path)
     assert status == ExitCode.USAGE and "not a run" in err
+
+
+def test_a_second_shape_to_profile_is_refused_not_forgotten(rooflane):
+    status, _, err = rooflane("profile", "published.csv", "--shape", "2", "--shape", "3", "--device", "cpu")
+    assert status == ExitCode.USAGE and "--shape 2 --shape 3: one forward at a time" in err

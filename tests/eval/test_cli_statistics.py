@@ -134,3 +134,8 @@ def test_compare_has_a_verdict_an_exit_status_and_a_margin(rooflane, stored_run)
     assert rooflane("compare", mine, sdpa, "--margin", "wide")[0] == ExitCode.USAGE
     out = rooflane("compare", mine, sdpa)[1]
     assert "A is faster: the interval lies above the floor of 0.00% (provisional)" in out
+
+
+def test_a_report_that_cannot_be_written_says_where(rooflane, stored_run, tmp_path):
+    status, _, err = rooflane("report", stored_run.folder, "--markdown", tmp_path)
+    assert status == ExitCode.USAGE and f"{tmp_path}: cannot be written" in err and "name another place" in err
