@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from rooflane.eval import windows as windows_module
 from rooflane.eval.records import NOOP
 from rooflane.eval.timing import CpuClock
 from rooflane.eval.windows import Windows
@@ -40,6 +41,21 @@ def test_every_call_but_the_empty_one_is_followed_by_a_pause(arm, pauses):
     assert len(clock.pauses) == pauses and all(ticks > 0 for ticks in clock.pauses)
     found = windows.finish()
     assert len(found["event_ns"]) == 3 and found["loop_ns"] > 0
+
+
+def test_the_hosts_loop_stands_outside_what_the_parent_times(monkeypatch):
+    """The parent's wall clock stands round `go`: a loop in there would look like time that the events leave out."""
+    loops = []
+    monkeypatch.setattr(windows_module, "loop_ns", lambda: loops.append(1) or 777)
+    subject = SimpleNamespace(
+        shape=Shape("a", 2, 4, 16, 2, 16, 1), device=torch.device("cpu"),
+        arms={"mine": SimpleNamespace(forward=lambda x, mask: x.clone())},
+    )  # fmt: skip
+    windows = Windows(subject, PausingClock())
+    windows.prepare("mine", seed=1, calls=1, lead=0, mark_seed=2)
+    assert len(loops) == 1
+    windows.go()
+    assert windows.finish()["loop_ns"] == 777 and len(loops) == 1
 
 
 def test_the_empty_call_leaves_the_other_arms_pause_alone():
