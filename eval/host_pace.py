@@ -1,8 +1,8 @@
 """How fast the host is at the moment: a fixed loop of the interpreter, timed. Loads no torch.
 
-A core runs at about half its speed while its other hardware thread is busy, and which core a process stands on is the
-system's choice. On an H200's host eager took 1.8 ms or 3.3 ms on one launch-bound shape for seconds at a time. The arms
-cannot tell such a host from a slow arm; this loop, which no arm has part in, can.
+On an H200's host eager took 1.8 ms or 3.3 ms on one launch-bound shape, of two workers sometimes one alone; why is not
+known yet (briefs/submit.md). The arms' own times cannot tell such a host from a slow arm; this loop, which no arm has
+part in, is to.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # About 0.1 ms: short beside a window, long beside the clock.
 LOOP = 3000
-# A busy neighbour on the core costs 1.5 to 2 times; clocks that wander cost less than this.
+# The two states of that host lie 1.9 times apart for eager; a loop repeated on a calm core stays well within this.
 SLOW = 1.3
 
 _now = time.perf_counter_ns
