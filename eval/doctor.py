@@ -52,7 +52,7 @@ def _cores() -> list[Finding]:
     if not slow:
         return [Finding("cores", "ok", f"{len(paces)}, a fixed loop takes {quickest:.0f} us on each within a third")]
     text = f"on {len(slow)} of {len(paces)} cores a fixed loop takes over {SLOW:g} times its {quickest:.0f} us"
-    remedy = "other work may share those cores: launch-bound times depend on where a process runs; stop it, or look again"
+    remedy = "other work may share those cores: launch-bound times depend on where a process runs; stop it"
     return [Finding("cores", "note", text, remedy)]
 
 
