@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import selectors
 import socket
 import threading
 from typing import Any
@@ -22,9 +23,13 @@ class Channel:
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
         self._read = self._socket.makefile("rb")
+        self._waiting = selectors.DefaultSelector()
+        self._waiting.register(self._socket, selectors.EVENT_READ)
 
-    def receive(self) -> dict[str, Any] | None:
-        """Wait for the next request; None when the parent is gone."""
+    def receive(self, *, awake: bool = False) -> dict[str, Any] | None:
+        """Wait for the next request; None when the parent is gone. `awake` waits without letting go of the core."""
+        while awake and not self._waiting.select(0):
+            pass
         line = self._read.readline()
         return json.loads(line) if line.endswith(b"\n") else None
 

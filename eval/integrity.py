@@ -24,6 +24,8 @@ HIDDEN_NS_LEAST = 20_000
 FLOOR_MARGIN = {"measured": 2.0, "datasheet": 2.0, "assumed": 5.0}
 # The empty call starts on an idle device, a short call may start behind the one before: 12 us against 1.3 (H200).
 NOOP_SHARE = 0.2
+# A look delays the call behind it by 0.5 us of 25 at most (H200).
+UNSEEN_SHARE = 0.8
 # Files whose change during a run shows that something was edited under the harness.
 WATCHED_FOLDERS = ("eval", "baseline")
 
@@ -75,6 +77,15 @@ def impossible_times(samples: Sequence[int], noop: Sequence[int], floor_ns: floa
     if found * FLOOR_MARGIN[basis] < floor_ns:
         lines.append(f"a call takes {found / 1e3:.2f} us; at the device's best rates ({basis}) {floor_ns / 1e3:.2f} us")
     return lines
+
+
+def quicker_unseen(rounds: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[str]:
+    """Tell whether calls that nobody looks at are quicker in every round; `rounds` are seen and unseen calls."""
+    medians = [(median(seen), median(unseen)) for seen, unseen in rounds]
+    if not medians or any(unseen >= UNSEEN_SHARE * seen for seen, unseen in medians):
+        return []
+    seen, unseen = (median(side) / 1e3 for side in zip(*medians, strict=True))
+    return [f"a call takes {seen:.2f} us with a look at its output behind it and {unseen:.2f} us without"]
 
 
 def physical_floor_ns(shape: Shape, profile: Profile, valid_tokens: float) -> tuple[float, str]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from statistics import fmean
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from rooflane.eval.blocks import Counts, Samples, choose_counts, time_blocks
-from rooflane.eval.integrity import hidden_time, impossible_times, physical_floor_ns
+from rooflane.eval.host_pace import usable_cores
+from rooflane.eval.integrity import hidden_time, impossible_times, physical_floor_ns, quicker_unseen
 from rooflane.eval.lanes import Lane, Schedule
 from rooflane.eval.launch import Crash
 from rooflane.eval.promises import PROMISES
@@ -29,6 +30,8 @@ FULL_BUDGET = ("identity",)
 STATE_CALLS = {"cuda": 20, "cpu": 7}
 # An estimate this many times too long bought an arm too few calls.
 RECOUNT = 2
+# For the parent and for the rest of the machine.
+SPARE_CORES = 2
 STATE_KINDS = ("baseline", "candidate", "control")
 
 
@@ -58,28 +61,20 @@ class ShapeTiming:
             for name in counts:
                 self.rows[name].status, self.rows[name].reason = "skipped", "eager could not be timed beside it"
             return
-        for lane in self.lanes.values():
+        for name, lane in self.lanes.items():
             lane.reference_ns = self.lanes[EAGER].call_ns
+            empty = self.rows[name].kind in ("noop", "anchor")
+            lane.as_script = work.as_script and not empty
+        workers = list(dict.fromkeys(self.rows[name].worker for name in counts))
         with work.team.spending("verification"):
-            for worker in dict.fromkeys(self.rows[name].worker for name in counts):
+            for worker in workers:
                 self._settle(worker)
-        with work.team.spending("measurement"):
-            self.samples, failures = time_blocks(
-                self.lanes,
-                counts,
-                rounds=settings.rounds,
-                order_seed=work.seed("order"),
-                recount=self._recount,
-                on_block=lambda block: self.blocks.append(work.context.telemetry()),
-                fatal=(ReferenceLost,),
-                # The null is held against in every block; no-op and anchor tell which blocks the machine spoilt.
-                sparse={name for name in counts if self.rows[name].kind == "control" and name not in FULL_BUDGET},
-            )
-        for name, error in failures.items():
-            self._failed(self.rows[name], error)
-        states: dict[str, dict[str, list[int]]] = {}
-        if work.context.process == 0:
-            with work.team.spending("measurement"):
+        with self._awake(workers), work.team.spending("measurement"):
+            failures = self._time(counts)
+            for name, error in failures.items():
+                self._failed(self.rows[name], error)
+            states: dict[str, dict[str, list[int]]] = {}
+            if work.context.process == 0:
                 states = {name: self._states(self.rows[name]) for name in self.samples}
         if any(self.blocks):
             work.telemetry["blocks"] = self.blocks
@@ -90,13 +85,30 @@ class ShapeTiming:
             if self.lanes[name].overwritten and row.verification:
                 row.verification = with_overwritten(row.verification)
 
+    def _time(self, counts: dict[str, Counts]) -> dict[str, Exception]:
+        """Time the blocks; return what the arms that fell out raised."""
+        work, settings = self.work, self.work.settings
+        self.samples, failures = time_blocks(
+            self.lanes,
+            counts,
+            rounds=settings.rounds,
+            order_seed=work.seed("order"),
+            recount=self._recount,
+            on_block=lambda block: self.blocks.append(work.context.telemetry()),
+            fatal=(ReferenceLost,),
+            # The null is held against in every block; no-op and anchor tell which blocks the machine spoilt.
+            sparse={name for name in counts if self.rows[name].kind == "control" and name not in FULL_BUDGET},
+        )
+        return failures
+
     def findings(self, row: ArmRow) -> list[str]:
         """Return what the clocks say against an arm's own times, and what its windows showed."""
         lane = self.lanes.get(row.name)
         if lane is None:
             return []
         samples = self.samples.get(row.name)
-        times = [value for part in samples.rounds for value in part.event_ns] if samples else []
+        rounds = samples.rounds if samples else []
+        times = [value for part in rounds for value in (*part.event_ns, *part.bare_ns)]
         noop = self.samples.get(NOOP)
         nothing = [value for part in noop.rounds for value in part.event_ns] if noop else []
         profile, tokens = self.work.context.profile, row.timing.valid_tokens if row.timing else 0.0
@@ -105,6 +117,7 @@ class ShapeTiming:
             *lane.integrity,
             *hidden_time(lane.walls, self.lanes[EAGER].walls),
             *impossible_times(times, nothing, floor_ns, basis),
+            *quicker_unseen([(part.event_ns, part.bare_ns) for part in rounds if part.bare_ns]),
         ]
 
     def _warm_up(self, row: ArmRow, schedule: Schedule) -> dict[str, Counts]:
@@ -191,6 +204,7 @@ class ShapeTiming:
             clock="cuda-events" if self.work.context.device == "cuda" else "perf-counter",
             event_ns=[part.event_ns for part in samples.rounds],
             host_ns=[part.host_ns for part in samples.rounds if part.host_ns],
+            bare_ns=[part.bare_ns for part in samples.rounds] if lane.as_script else [],
             loop_ns=[part.loop_ns for part in samples.rounds if part.event_ns],
             warmups=self.warmups[row.name],
             repeats=counts.repeats,
@@ -199,6 +213,22 @@ class ShapeTiming:
             valid_tokens=fmean(lane.tokens),
             **states,
         )
+
+    @contextmanager
+    def _awake(self, workers: Sequence[str]) -> Iterator[None]:
+        """Have a GPU's workers wait without sleeping while they are timed, where that leaves cores to spare."""
+        if self.work.context.device == "cpu" or usable_cores() < len(workers) + SPARE_CORES:
+            workers = ()
+        try:
+            self._stay_awake(workers, on=True)
+            yield
+        finally:
+            self._stay_awake([worker for worker in workers if worker in self.work.team], on=False)
+
+    def _stay_awake(self, workers: Sequence[str], *, on: bool) -> None:
+        for worker in workers:
+            with suppress(Crash, ReferenceLost):  # the next question to it tells of it
+                self.work.ask(worker, "stay_awake", "clocks of the host", on=on)
 
     def _settle(self, worker: str) -> None:
         with suppress(Crash):  # the arms' own windows tell of it

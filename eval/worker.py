@@ -22,6 +22,7 @@ from rooflane.eval.cache_states import CacheStates
 from rooflane.eval.channel import Channel, end_with_parent
 from rooflane.eval.environment import describe_environment, gpu_uuid
 from rooflane.eval.failures import is_oom, told
+from rooflane.eval.host_pace import CalmCore, loop_ns
 from rooflane.eval.interpreter import add_working_folder
 from rooflane.eval.judge import Judge
 from rooflane.eval.outputs import SharedBytes
@@ -50,9 +51,12 @@ class Worker:
             "reference": self.reference,
             "end_shape": self.end_shape,
             "device_ok": self.device_ok,
+            "stay_awake": self.stay_awake,
         }
         self._own = frozenset(self.ops)
         self.subject: Subject | None = None
+        self.awake = False
+        self._core = CalmCore()
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Do what is asked; what the harness itself raises is reported as such."""
@@ -85,7 +89,7 @@ class Worker:
         shape = Shape(**shape)
         template = build_baseline(shape, self.device, seed)
         subject = Subject(shape, self.device, self.profile, self.rules, template, self.buffers[0])
-        windows, big = Windows(subject, self.clock), oversize.BigCall(subject, self.clock)
+        windows, big = Windows(subject, self.clock, self._host_pace_ns), oversize.BigCall(subject, self.clock)
         self.subject = subject
         self.ops |= {name: getattr(subject, name) for name in SUBJECT_OPS}
         self.ops |= {name: getattr(windows, name) for name in WINDOW_OPS}
@@ -112,10 +116,24 @@ class Worker:
         for name in list(self.ops):
             if name not in self._own:
                 del self.ops[name]
+        self.stay_awake(False)
         if self.subject:
             self.subject = None
             free_memory(self.device)
         return {}
+
+    def stay_awake(self, on: bool) -> dict[str, Any]:
+        """Wait for requests on a calm core without sleeping, or no longer.
+
+        A thread that slept between its windows came back on a slow core in half of them (H200; briefs/host.md).
+        """
+        self.awake = on
+        if not on:
+            self._core.leave()
+        return {}
+
+    def _host_pace_ns(self) -> int:
+        return self._core.pace_ns() if self.awake else loop_ns()
 
     def device_ok(self) -> dict[str, Any]:
         """Tell whether the GPU's context still works; an earlier failure may have broken it for good."""
@@ -132,7 +150,7 @@ def run(channel: int, lifeline: int, buffers: list[int]) -> int:
     end_with_parent(lifeline)
     peer = Channel(channel)
     worker = Worker([SharedBytes(descriptor) for descriptor in buffers])
-    while (request := peer.receive()) is not None:
+    while (request := peer.receive(awake=worker.awake)) is not None:
         peer.answer(request, worker.answer(request))
     return 0
 

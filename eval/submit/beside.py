@@ -62,7 +62,8 @@ def compare_with_run(submission: Submission, run: Run, arm: str = "") -> Beside:
     """Compare a submission's printed latencies with a run's event times, shape by shape.
 
     `arm` names the run's candidate; "" is the submission's own, or the run's only one. The run's disturbed blocks are
-    left out as in its own table; the script tells nothing of its own. Raises `EvaluationError` when the run has no
+    left out as in its own table; the script tells nothing of its own. Where the run timed its calls once more with no
+    look between them, as the script does, these are compared. Raises `EvaluationError` when the run has no
     such candidate.
     """
     meta = submission.meta
@@ -154,7 +155,8 @@ def _ours(records: list[Record], arm: str, spoilt: Contamination) -> dict[str, l
 
 def _calls(record: Record, dropped: frozenset[int]) -> list[int]:
     """Return the event nanoseconds of every call outside the dropped blocks, of two rounds each."""
-    return [call for index, window in enumerate(record.timing.event_ns) if index // 2 not in dropped for call in window]
+    rounds = record.timing.bare_ns or record.timing.event_ns
+    return [call for index, window in enumerate(rounds) if index // 2 not in dropped for call in window]
 
 
 def _same_shape(record: Record, shape: Any) -> bool:

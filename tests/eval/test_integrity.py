@@ -10,6 +10,7 @@ from rooflane.eval.integrity import (
     hidden_time,
     impossible_times,
     physical_floor_ns,
+    quicker_unseen,
 )
 from rooflane.shapes import Shape
 
@@ -54,6 +55,16 @@ def test_impossible_times_are_named():
     assert "best rates (measured)" in line
     assert impossible_times([1_000_000] * 3, [], 2_500_000.0, "assumed") == []
     assert impossible_times([], [10_000], 1e9, "measured") == []
+
+
+def test_calls_that_are_quicker_where_nobody_looks_are_named():
+    """A look costs the next call under a microsecond of 25; a fifth in every round is another way of computing."""
+    assert quicker_unseen([]) == []
+    assert quicker_unseen([([50_000] * 3, [49_500] * 3), ([25_600] * 3, [25_100] * 3)]) == []
+    # One calm round among slow ones says nothing of the arm.
+    assert quicker_unseen([([50_000] * 3, [30_000] * 3), ([50_000] * 3, [49_000] * 3)]) == []
+    (line,) = quicker_unseen([([50_000] * 3, [30_000] * 3), ([52_000] * 3, [32_000] * 3)])
+    assert line == "a call takes 51.00 us with a look at its output behind it and 31.00 us without"
 
 
 def test_the_floor_is_the_arithmetic_or_the_traffic_that_overflows_the_cache():

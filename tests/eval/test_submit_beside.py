@@ -119,6 +119,20 @@ def test_disturbed_blocks_and_processes_without_a_clean_one_are_left_out(make_su
     assert "ours: 3 of 6 blocks dropped for every arm (3 by throttling)" in beside.notes
 
 
+def test_calls_without_a_look_between_are_what_the_script_is_held_against(make_submission, make_run, make_record):
+    """Their second block is throttled and left out like the others'."""
+    run = make_run([])
+    shape = run.meta.shape_list()[0]
+    states = {"blocks": [{"throttle": []}, {"throttle": ["HwThermalSlowdown"]}]}
+    for process in range(2):
+        for arm, seen, unseen in (("eager", 900_000, 800_000), ("mine", 500_000, 400_000 + process)):
+            record = make_record(shape, process, arm, (seen,) * 4, telemetry=states)
+            bare = [[unseen] * 3, [unseen] * 3, [9 * unseen] * 3, [9 * unseen] * 3]
+            run.append([record.model_copy(update={"timing": record.timing.model_copy(update={"bare_ns": bare})})])
+    pairs = compare_with_run(make_submission([(0.8, 0.4), (0.8, 0.4)]), run).rows[0].pairs
+    assert pairs["optimized"].ours == pytest.approx(0.4000005, rel=1e-9) and pairs["baseline"].ours == 0.8
+
+
 def test_a_run_without_a_clean_block_is_compared_as_it_is(make_submission, make_run, make_record):
     run = make_run([])
     for arm, ns in (("eager", 800_000), ("mine", 400_000)):

@@ -1,0 +1,94 @@
+"""A worker's wait for requests, awake or asleep, and eager run ahead of a candidate."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+
+import pytest
+import torch
+
+from rooflane.eval import worker as worker_module
+from rooflane.eval.cases import Case, draw_case
+from rooflane.eval.channel import Channel
+from rooflane.eval.subject import Subject
+from rooflane.eval.worker import Worker
+
+
+@pytest.fixture
+def ends():
+    """The parent's socket, and the worker's channel over the other end."""
+    ours, theirs = socket.socketpair()
+    yield ours, Channel(theirs.detach())
+    ours.close()
+
+
+@pytest.mark.parametrize("awake", [False, True])
+def test_a_request_arrives_whole_however_it_is_waited_for(ends, awake):
+    ours, channel = ends
+    line = json.dumps({"op": "go", "nonce": 1, "seed": "x" * 100_000}).encode() + b"\n"
+
+    def send():
+        time.sleep(0.05)
+        ours.sendall(line)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    assert channel.receive(awake=awake)["seed"] == "x" * 100_000
+    sender.join()
+
+
+@pytest.mark.parametrize("awake", [False, True])
+def test_a_parent_that_is_gone_ends_the_wait(ends, awake):
+    ours, channel = ends
+    ours.close()
+    assert channel.receive(awake=awake) is None
+
+
+def test_waiting_awake_keeps_the_processor_and_waiting_asleep_does_not(ends):
+    """A thread that sleeps between its windows loses its core; that is what the wait is for."""
+    ours, channel = ends
+    used = {}
+    for awake in (False, True):
+        threading.Timer(0.3, ours.sendall, [b'{"op": "go", "nonce": 1}\n']).start()
+        before = time.thread_time()
+        channel.receive(awake=awake)
+        used[awake] = time.thread_time() - before
+    assert used[False] < 0.05 < used[True]
+
+
+def test_a_worker_stays_awake_until_it_is_told_or_its_shape_ends(monkeypatch):
+    monkeypatch.setattr(worker_module, "loop_ns", lambda: 111)
+    worker = Worker([])
+    monkeypatch.setattr(worker._core, "pace_ns", lambda: 95)
+    left = []
+    monkeypatch.setattr(worker._core, "leave", lambda: left.append(1))
+    assert not worker.awake and worker._host_pace_ns() == 111
+    assert worker.answer({"op": "stay_awake", "on": True}) == {}
+    assert worker.awake and worker._host_pace_ns() == 95 and not left
+    worker.answer({"op": "stay_awake", "on": False})
+    assert not worker.awake and left
+    worker.answer({"op": "stay_awake", "on": True})
+    worker.answer({"op": "end_shape"})
+    assert not worker.awake
+
+
+def subject_with(template, shape):
+    return Subject(shape, torch.device("cpu"), None, None, template, None)
+
+
+def test_eager_runs_ahead_as_often_as_it_is_asked(tiny_shape):
+    calls = []
+    subject = subject_with(lambda x, mask: calls.append((x.shape, torch.is_inference_mode_enabled())), tiny_shape)
+    subject.run_eager(draw_case(Case(1), tiny_shape, torch.device("cpu")), 3)
+    assert calls == [((3, 16, 16), True)] * 3
+
+
+def test_eager_that_does_not_fit_beside_the_candidate_is_left_out(tiny_shape):
+    def forward(x, mask):
+        raise torch.OutOfMemoryError("no room")
+
+    subject = subject_with(forward, tiny_shape)
+    subject.run_eager(draw_case(Case(1), tiny_shape, torch.device("cpu")), 3)
