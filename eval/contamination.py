@@ -22,6 +22,9 @@ LEAST_SHARE = 0.02
 TICK_NS = 1200.0
 # Reasons a driver reports for a clock that was chosen, not forced down.
 CHOSEN_CLOCKS = {"ApplicationsClocksSetting", "DisplayClockSetting", "GpuIdle", "None", "SyncBoost"}
+# The board's power limit: what heavy work meets by itself, unlike heat or a slowdown from outside.
+POWER_CAP = {"SwPowerCap"}
+POWER_LIMIT = "the power limit"
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,11 @@ class Contamination:
         return f"{self.count} of {self.total} blocks dropped for every arm ({why}{several}){left}"
 
 
-def find_contamination(rounds: Rounds) -> Contamination:
-    """Return the blocks that the machine spoilt; a campaign without anchor, no-op and telemetry shows none."""
+def find_contamination(rounds: Rounds, *, power_limit: bool = True) -> Contamination:
+    """Return the blocks that the machine spoilt; a campaign without anchor, no-op and telemetry shows none.
+
+    `power_limit` counts blocks that met the board's power limit among them.
+    """
     places = rounds.places()
     found: dict[Place, set[int]] = {}
     reasons: Counter[str] = Counter()
@@ -73,7 +79,8 @@ def find_contamination(rounds: Rounds) -> Contamination:
     for place in places:
         for block, state in enumerate(rounds.telemetry.get(place, ())):
             for reason in _states(state, clock):
-                spoil(place, block, reason)
+                if power_limit or reason != POWER_LIMIT:
+                    spoil(place, block, reason)
     total = sum(len(rounds.of(shape, EAGER)[process]) // 2 for shape, process in places)
     return Contamination({place: frozenset(blocks) for place, blocks in found.items()}, total, dict(reasons))
 
@@ -120,7 +127,7 @@ def _states(state: Mapping[str, Any], clock: float | None) -> list[str]:
     """Return what a block's telemetry holds against it."""
     throttle = state.get("throttle") or ()
     forced = set(throttle) - CHOSEN_CLOCKS if isinstance(throttle, (list, tuple)) else throttle
-    found = ["throttling"] if forced else []
+    found = [POWER_LIMIT if forced == POWER_CAP else "throttling"] if forced else []
     if clock and state.get("sm_mhz") and state["sm_mhz"] < LEAST_CLOCK * clock:
         found.append("a slow clock")
     if state.get("other_processes"):

@@ -1,9 +1,8 @@
-"""How fast the host is at the moment, told by a fixed loop of the interpreter, and a calm core for the thread that
-launches. Loads no torch.
+"""How fast the host is at the moment: a fixed loop of the interpreter, timed. Loads no torch.
 
 On a rented H200's virtual cores eager took 1.6 ms or 3.3 ms on one launch-bound shape, and this loop 95 us or 170 to
-210 with it: a core that slept comes back on hardware that others use. The arms' own times cannot tell such a host from
-a slow arm; the loop, which no arm has part in, can. A thread that never sleeps keeps its core (briefs/host.md).
+210 with it (briefs/host.md). The arms' own times cannot tell such a host from a slow arm; the loop, which no arm has
+part in, can.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import quantiles
 from typing import TYPE_CHECKING
 
@@ -27,8 +25,6 @@ SLOW = 1.3
 
 # A look at a core takes 0.2 ms; of more cores than these every second or third is looked at.
 CORES_AT_MOST = 32
-
-CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 _now = time.perf_counter_ns
 
@@ -52,49 +48,6 @@ def core_paces() -> dict[int, int]:
             os.sched_setaffinity(0, allowed)
     except (AttributeError, OSError):  # not Linux, or forbidden
         return {}
-
-
-def usable_cores() -> float:
-    """Return how many cores this process may keep busy: those it may run on, or its container's share of time."""
-    try:
-        cores = len(os.sched_getaffinity(0))
-    except AttributeError:  # not Linux
-        cores = os.cpu_count() or 1
-    try:
-        quota, period = CPU_QUOTA.read_text().split()
-        return min(cores, int(quota) / int(period))
-    except (OSError, ValueError):  # no control group, or no limit in it
-        return cores
-
-
-class CalmCore:
-    """Holds this thread on a core where the loop is quick, from the first look at it until `leave`."""
-
-    def __init__(self) -> None:
-        self._allowed: set[int] = set()
-        self._calm_ns = 0
-
-    def pace_ns(self) -> int:
-        """Return the loop's nanoseconds; where they are over 1.3 times the least known, move to the calmest core first.
-
-        The first call always looks for that core. Moves nothing where a thread cannot choose its core.
-        """
-        pace = loop_ns()
-        if pace > SLOW * self._calm_ns:
-            self.leave()
-            if paces := core_paces():
-                self._allowed = os.sched_getaffinity(0)
-                self._calm_ns = min(self._calm_ns or pace, *paces.values())
-                os.sched_setaffinity(0, {min(paces, key=paces.get)})
-            pace = loop_ns()
-        self._calm_ns = min(self._calm_ns or pace, pace)
-        return pace
-
-    def leave(self) -> None:
-        """Let the system choose the core again."""
-        if self._allowed:
-            os.sched_setaffinity(0, self._allowed)
-            self._allowed = set()
 
 
 def slow_cores(paces: Mapping[int, int]) -> list[int]:

@@ -9,7 +9,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from rooflane.eval.blocks import Counts, Samples, choose_counts, time_blocks
-from rooflane.eval.host_pace import usable_cores
+from rooflane.eval.calm_core import core_shares, usable_cores
 from rooflane.eval.integrity import hidden_time, impossible_times, physical_floor_ns, quicker_unseen
 from rooflane.eval.lanes import Lane, Schedule
 from rooflane.eval.launch import Crash
@@ -220,15 +220,17 @@ class ShapeTiming:
         if self.work.context.device == "cpu" or usable_cores() < len(workers) + SPARE_CORES:
             workers = ()
         try:
-            self._stay_awake(workers, on=True)
+            for worker, cores in zip(workers, core_shares(len(workers)), strict=True):
+                self._stay_awake(worker, on=True, cores=cores)
             yield
         finally:
-            self._stay_awake([worker for worker in workers if worker in self.work.team], on=False)
+            for worker in workers:
+                if worker in self.work.team:
+                    self._stay_awake(worker, on=False)
 
-    def _stay_awake(self, workers: Sequence[str], *, on: bool) -> None:
-        for worker in workers:
-            with suppress(Crash, ReferenceLost):  # the next question to it tells of it
-                self.work.ask(worker, "stay_awake", "clocks of the host", on=on)
+    def _stay_awake(self, worker: str, **values: Any) -> None:
+        with suppress(Crash, ReferenceLost):  # the next question to it tells of it
+            self.work.ask(worker, "stay_awake", "clocks of the host", **values)
 
     def _settle(self, worker: str) -> None:
         with suppress(Crash):  # the arms' own windows tell of it

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,10 +19,11 @@ from rooflane.dispatch import Profile, parse_rules
 from rooflane.eval import oversize
 from rooflane.eval.arms import Arm, first_call, free_memory
 from rooflane.eval.cache_states import CacheStates
+from rooflane.eval.calm_core import CalmCore
 from rooflane.eval.channel import Channel, end_with_parent
 from rooflane.eval.environment import describe_environment, gpu_uuid
 from rooflane.eval.failures import is_oom, told
-from rooflane.eval.host_pace import CalmCore, loop_ns
+from rooflane.eval.host_pace import loop_ns
 from rooflane.eval.interpreter import add_working_folder
 from rooflane.eval.judge import Judge
 from rooflane.eval.outputs import SharedBytes
@@ -122,14 +123,13 @@ class Worker:
             free_memory(self.device)
         return {}
 
-    def stay_awake(self, on: bool) -> dict[str, Any]:
-        """Wait for requests on a calm core without sleeping, or no longer.
+    def stay_awake(self, on: bool, cores: Sequence[int] = ()) -> dict[str, Any]:
+        """Wait for requests without sleeping, on the calmest of some cores, or no longer.
 
         A thread that slept between its windows came back on a slow core in half of them (H200; briefs/host.md).
         """
         self.awake = on
-        if not on:
-            self._core.leave()
+        self._core.hold(cores)
         return {}
 
     def _host_pace_ns(self) -> int:

@@ -18,6 +18,8 @@ from rooflane.eval.submit.parse import Figures
 from rooflane.eval.submit.records import Submission
 
 QUANTITIES = ("optimized", "baseline", "speedup")
+# Half a unit of the last place that the script prints: ms to four places, the speedup to three.
+ROUNDING = {"optimized": 5e-5, "baseline": 5e-5, "speedup": 5e-4}
 
 
 @dataclass(frozen=True)
@@ -62,9 +64,9 @@ def compare_with_run(submission: Submission, run: Run, arm: str = "") -> Beside:
     """Compare a submission's printed latencies with a run's event times, shape by shape.
 
     `arm` names the run's candidate; "" is the submission's own, or the run's only one. The run's disturbed blocks are
-    left out as in its own table; the script tells nothing of its own. Where the run timed its calls once more with no
-    look between them, as the script does, these are compared. Raises `EvaluationError` when the run has no
-    such candidate.
+    left out as in its own table, but for those at the board's power limit: the script works on through it. Where the
+    run timed its calls once more with no look between them, as the script does, these are compared. Raises
+    `EvaluationError` when the run has no such candidate.
     """
     meta = submission.meta
     arms = run.meta.candidates
@@ -83,7 +85,7 @@ def compare_with_run(submission: Submission, run: Run, arm: str = "") -> Beside:
     if run.meta.device != meta.device:
         notes.append(f"the run was made on {run.meta.device}, the submission on {meta.device}")
     records = run.records()
-    spoilt = find_contamination(rounds_of(records))
+    spoilt = find_contamination(rounds_of(records), power_limit=False)
     if spoilt.count:
         notes.append(f"ours: {spoilt.describe()}")
     records = [record for record in records if record.timing is not None and record.status == "ok"]
@@ -96,11 +98,11 @@ def compare_with_run(submission: Submission, run: Run, arm: str = "") -> Beside:
     return Beside(str(run.folder), arm, tuple(notes), tuple(compared))
 
 
-def pair_of(theirs: Sequence[float], ours: Sequence[float]) -> Pair:
+def pair_of(theirs: Sequence[float], ours: Sequence[float], rounding: float = 0.0) -> Pair:
     """Return one quantity compared over the processes of both sides.
 
     Two or more processes on each: Welch's interval of the ratio. One on a side: the interval in which the other
-    side's processes expect one more of their kind.
+    side's processes expect one more of their kind. Either is widened by what `theirs` may have lost in print.
     """
     logs = [math.log(value) for value in theirs], [math.log(value) for value in ours]
     ratio = math.exp(fmean(logs[0]) - fmean(logs[1]))
@@ -112,7 +114,11 @@ def pair_of(theirs: Sequence[float], ours: Sequence[float]) -> Pair:
         many = max(logs, key=len)
         half = _quantile(len(many) - 1) * stdev(many) * math.sqrt(1 + 1 / len(many))
         low, high = ratio * math.exp(-half), ratio * math.exp(half)
-    agrees = None if low is None else low <= 1 <= high
+    agrees = None
+    if low is not None:
+        lost = rounding / median(theirs)
+        low, high = low * (1 - lost), high * (1 + lost)
+        agrees = low <= 1 <= high
     return Pair(median(theirs), median(ours), ratio, low, high, agrees)
 
 
@@ -129,7 +135,7 @@ def _compare_shape(shape: str, theirs: list[Figures], ours: dict[str, list[float
     values = {name: [read[name](figures) for figures in theirs] for name in QUANTITIES}
     if any(value <= 0 for series in values.values() for value in series):
         return Agreement(shape, {}, "the script printed a latency of 0 ms, too short for its four decimals")
-    return Agreement(shape, {name: pair_of(values[name], ours[name]) for name in QUANTITIES})
+    return Agreement(shape, {name: pair_of(values[name], ours[name], ROUNDING[name]) for name in QUANTITIES})
 
 
 def _ours(records: list[Record], arm: str, spoilt: Contamination) -> dict[str, list[float]]:

@@ -93,5 +93,5 @@ def test_a_block_spoilt_for_two_reasons_counts_once_and_says_so():
     states = {("a", 0): [{}, {"throttle": ["SwPowerCap"]}, {}, {}]}
     found = find_contamination(campaign(anchor=slow, telemetry=states))
     assert found.describe() == (
-        "1 of 48 blocks dropped for every arm (1 by the anchor, 1 by throttling, some by more than one)"
+        "1 of 48 blocks dropped for every arm (1 by the anchor, 1 by the power limit, some by more than one)"
     )

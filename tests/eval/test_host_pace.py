@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from types import SimpleNamespace
 
 import pytest
 
 from rooflane.eval import doctor, host_pace
-from rooflane.eval.host_pace import CalmCore, core_paces, loop_ns, slow_cores
+from rooflane.eval.host_pace import core_paces, loop_ns, slow_cores
 from rooflane.eval.report import render_markdown
 from rooflane.eval.summary import summarise
 from rooflane.shapes import Shape
@@ -92,55 +91,3 @@ def test_a_calm_host_and_a_run_of_before_say_nothing(make_meta, full_rows):
     assert summarise(meta, rows).host is None
     calm = summarise(meta, [with_loops(row, [100_000, 120_000]) for row in rows])
     assert calm.host.describe() == "" and "fixed loop" not in render_markdown(calm)
-
-
-@pytest.fixture
-def host(monkeypatch):
-    """A host whose loops and cores' paces are said by the test; returns where both are set."""
-    host = SimpleNamespace(loops=[], paces={}, looks=0)
-
-    def look():
-        host.looks += 1
-        return dict(host.paces)
-
-    monkeypatch.setattr(host_pace, "loop_ns", lambda: host.loops.pop(0))
-    monkeypatch.setattr(host_pace, "core_paces", look)
-    return host
-
-
-@linux
-def test_a_thread_leaves_a_slow_core_for_the_calmest_and_is_let_go(host):
-    before = os.sched_getaffinity(0)
-    calm, other = max(before), min(before)
-    core = CalmCore()
-    # The first look finds the calm core even where the loop seems quick; 1.3 times its pace is no reason to move.
-    host.loops, host.paces = [150, 101, 129], {other: 190, calm: 100}
-    assert core.pace_ns() == 101 and os.sched_getaffinity(0) == {calm}
-    assert core.pace_ns() == 129 and host.looks == 1
-    host.loops, host.paces = [131, 104], {other: 99, calm: 180} if calm != other else {calm: 99}
-    assert core.pace_ns() == 104 and os.sched_getaffinity(0) == {other} and host.looks == 2
-    core.leave()
-    core.leave()
-    assert os.sched_getaffinity(0) == before
-
-
-@linux
-def test_a_thread_that_is_held_may_still_move_to_every_core(monkeypatch):
-    """The choice is among all cores the process may use, not the one it was held on."""
-    before = os.sched_getaffinity(0)
-    seen = []
-    monkeypatch.setattr(host_pace, "core_paces", lambda: seen.append(os.sched_getaffinity(0)) or {min(before): 10})
-    loops = iter([20, 10, 30, 10])
-    monkeypatch.setattr(host_pace, "loop_ns", lambda: next(loops))
-    core = CalmCore()
-    core.pace_ns()
-    core.pace_ns()
-    core.leave()
-    assert seen == [before, before] and os.sched_getaffinity(0) == before
-
-
-def test_where_no_core_can_be_chosen_nothing_moves(host):
-    host.loops = [100, 90, 200, 180]
-    core = CalmCore()
-    assert [core.pace_ns(), core.pace_ns()] == [90, 180]
-    core.leave()

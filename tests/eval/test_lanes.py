@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import base64
-import os
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from rooflane.eval import shape_timing
-from rooflane.eval.host_pace import usable_cores
 from rooflane.eval.lanes import Lane, Schedule
 from rooflane.eval.launch import Crash
 from rooflane.eval.shape_timing import ShapeTiming
@@ -91,14 +88,15 @@ def timing(monkeypatch):
     def make(device="cuda", cores=4, lost=None):
         said = []
 
-        def ask(worker, op, stage, on):
-            said.append((worker, op, on))
+        def ask(worker, op, stage, on, cores=None):
+            said.append((worker, op, on, cores))
             if worker == lost:
                 team.discard(worker)
                 raise (ReferenceLost("gone", "eager") if worker == "reference" else Crash("gone"))
 
         team = {"reference", "mine"}
         monkeypatch.setattr(shape_timing, "usable_cores", lambda: cores)
+        monkeypatch.setattr(shape_timing, "core_shares", lambda count: [[number] for number in range(count)])
         work = SimpleNamespace(context=SimpleNamespace(device=device), team=team, ask=ask)
         return ShapeTiming(work, []), said
 
@@ -111,9 +109,9 @@ WORKERS = ("reference", "mine")
 def test_a_gpus_workers_stay_awake_while_they_are_timed_and_no_longer(timing):
     desk, said = timing()
     with pytest.raises(ValueError), desk._awake(WORKERS):
-        assert said == [("reference", "stay_awake", True), ("mine", "stay_awake", True)]
+        assert said == [("reference", "stay_awake", True, [0]), ("mine", "stay_awake", True, [1])]
         raise ValueError
-    assert said[2:] == [("reference", "stay_awake", False), ("mine", "stay_awake", False)]
+    assert said[2:] == [("reference", "stay_awake", False, None), ("mine", "stay_awake", False, None)]
 
 
 @pytest.mark.parametrize("where", [{"device": "cpu"}, {"cores": 3.5}])
@@ -129,22 +127,4 @@ def test_a_worker_that_is_lost_is_told_of_by_its_own_windows(timing, lost):
     desk, said = timing(lost=lost)
     with desk._awake(WORKERS):
         pass
-    assert [worker for worker, _, on in said if not on] == [name for name in WORKERS if name != lost]
-
-
-@pytest.mark.parametrize(
-    ("text", "cores"), [("max 100000\n", 8), ("250000 100000\n", 2.5), ("9900000 100000\n", 8), ("nonsense", 8)]
-)
-def test_a_containers_share_of_time_bounds_the_cores(monkeypatch, tmp_path, text, cores):
-    quota = Path(tmp_path / "cpu.max")
-    quota.write_text(text)
-    monkeypatch.setattr("rooflane.eval.host_pace.CPU_QUOTA", quota)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
-    assert usable_cores() == cores
-
-
-def test_without_affinity_or_control_groups_every_core_counts(monkeypatch, tmp_path):
-    monkeypatch.setattr("rooflane.eval.host_pace.CPU_QUOTA", tmp_path / "none")
-    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: 6)
-    assert usable_cores() == 6
+    assert [worker for worker, _, on, _ in said if not on] == [name for name in WORKERS if name != lost]

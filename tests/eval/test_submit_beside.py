@@ -152,6 +152,27 @@ def test_one_process_is_judged_by_the_others_spread():
     assert pair_of(many, [1.04]).agrees and not pair_of(many, [1.06]).agrees
 
 
+def test_what_print_rounds_away_is_no_difference():
+    """Printed to 0.1 us, 52.1 us may be 52.05 to 52.15: ours at 52.14 is no other latency, at 52.3 it is."""
+    theirs = [0.0521, 0.0521, 0.0521]
+    assert pair_of(theirs, [0.05213, 0.05214, 0.05215], 5e-5).agrees
+    assert not pair_of(theirs, [0.05213, 0.05214, 0.05215]).agrees
+    assert not pair_of(theirs, [0.05229, 0.05230, 0.05231], 5e-5).agrees
+
+
+def test_blocks_at_the_power_limit_stay(make_submission, make_run, make_record):
+    """The script works on through the limit and tells nothing of it: leaving ours out would compare unlike states."""
+    run = make_run([])
+    states = {"blocks": [{"throttle": ["SwPowerCap"]}, {"throttle": ["SwPowerCap", "HwThermalSlowdown"]}]}
+    for process in range(2):
+        for arm, ns in (("eager", 800_000), ("mine", 400_000)):
+            times = (ns, ns, 9 * ns, 9 * ns)
+            run.append([make_record(run.meta.shape_list()[0], process, arm, times, telemetry=states)])
+    beside = compare_with_run(make_submission([(0.8, 0.4), (0.8, 0.4)]), run)
+    assert beside.rows[0].pairs["optimized"].ours == 0.4
+    assert "ours: 2 of 4 blocks dropped for every arm (2 by throttling)" in beside.notes
+
+
 def test_two_single_processes_have_no_spread_to_judge_by(make_submission, make_run):
     submission = make_submission([(0.8, 0.4)])
     beside = compare_with_run(submission, make_run([(0.8, 0.4)]))

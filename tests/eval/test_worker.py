@@ -63,16 +63,16 @@ def test_a_worker_stays_awake_until_it_is_told_or_its_shape_ends(monkeypatch):
     monkeypatch.setattr(worker_module, "loop_ns", lambda: 111)
     worker = Worker([])
     monkeypatch.setattr(worker._core, "pace_ns", lambda: 95)
-    left = []
-    monkeypatch.setattr(worker._core, "leave", lambda: left.append(1))
+    held = []
+    monkeypatch.setattr(worker._core, "hold", held.append)
     assert not worker.awake and worker._host_pace_ns() == 111
-    assert worker.answer({"op": "stay_awake", "on": True}) == {}
-    assert worker.awake and worker._host_pace_ns() == 95 and not left
+    assert worker.answer({"op": "stay_awake", "on": True, "cores": [2, 3]}) == {}
+    assert worker.awake and worker._host_pace_ns() == 95
     worker.answer({"op": "stay_awake", "on": False})
-    assert not worker.awake and left
-    worker.answer({"op": "stay_awake", "on": True})
-    worker.answer({"op": "end_shape"})
     assert not worker.awake
+    worker.answer({"op": "stay_awake", "on": True, "cores": [4]})
+    worker.answer({"op": "end_shape"})
+    assert not worker.awake and held == [[2, 3], (), [4], ()]
 
 
 def subject_with(template, shape):
