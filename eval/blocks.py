@@ -34,7 +34,6 @@ class Round:
     event_ns: list[int]
     host_ns: list[int] = field(default_factory=list)
     loop_ns: int = 0
-    bare_ns: list[int] = field(default_factory=list)
 
 
 class Lane(Protocol):

@@ -26,8 +26,6 @@ Ask = Callable[..., dict[str, Any]]
 # Calls ahead of a window's timed ones: the device was another worker's a moment ago. None where calls are long.
 LEAD_CALLS = 2
 LEAD_NS_MAX = 5_000_000
-# The script's rounds of eager lie ahead of ours; half a second of them brings the device to its steady clock.
-LOAD_NS_MAX = 500_000_000
 # Where a reference call is longer, a block has one check in full and no other: both together would cost more calls
 # than are timed.
 LONG_REFERENCE_NS = 100_000_000
@@ -55,11 +53,7 @@ class Schedule:
 
 @dataclass
 class Lane:
-    """One arm in its worker. `judge` is None for arms that live beside the reference and need no check.
-
-    `as_script` times a window as the organiser's script would: behind a round of eager in the same process, all calls
-    of a round in one window, and once more with no look between them.
-    """
+    """One arm in its worker. `judge` is None for arms that live beside the reference and need no check."""
 
     arm: str
     ask: Ask
@@ -68,7 +62,6 @@ class Lane:
     call_ns: int = 0
     judge: Ask | None = None
     reference_ns: int = 0
-    as_script: bool = False
     walls: list[WindowWall] = field(default_factory=list)
     overwritten: bool = False
     tokens: list[float] = field(default_factory=list)
@@ -79,46 +72,38 @@ class Lane:
         """Time one round; raises `WrongOutput` when an output of a timed call is not what it must be."""
         lead = LEAD_CALLS if self.call_ns < LEAD_NS_MAX and self.capacity > 2 * LEAD_CALLS else 0
         room = max(1, self.capacity - lead)
-        load = 0
-        if self.as_script:
-            # One input serves every call, however many there are.
-            room = calls
-            load = max(1, min(calls, LOAD_NS_MAX // max(1, self.reference_ns)))
         event_ns: list[int] = []
         host_ns: list[int] = []
-        bare_ns: list[int] = []
         loops: list[int] = []
         parts = -(-calls // room)
         checked_part = random.Random(self.schedule.seed(f"part {round_index}")).randrange(parts)
         for part in range(parts):
             count = min(room, calls - len(event_ns))
-            found = self._window(round_index, part, count, lead, load)
+            found = self._window(round_index, part, count, lead)
             event_ns += found["event_ns"]
             host_ns += found["host_ns"]
-            bare_ns += found["bare_ns"]
             loops.append(found["loop_ns"])
             if self.judge and part == checked_part:
                 self._check(round_index, part, found)
         self.ask("release", stage=f"time of {self.arm}")
-        return Round(event_ns, host_ns, round(median(loops)), bare_ns)
+        return Round(event_ns, host_ns, round(median(loops)))
 
-    def _window(self, round_index: int, part: int, calls: int, lead: int, load: int) -> dict[str, Any]:
+    def _window(self, round_index: int, part: int, calls: int, lead: int) -> dict[str, Any]:
         """Run one window and look at what needs no judge."""
         stage = f"time of {self.arm}"
         seed, mark_seed = self.schedule.window(round_index, part), self._mark_seed(round_index, part)
         values = {"seed": seed, "calls": calls, "lead": lead, "mark_seed": mark_seed, "fixed": self.schedule.fixed}
-        values |= {"watch": self.judge is not None, "load": load, "bare": self.as_script}
+        values["watch"] = self.judge is not None
         checked(self.ask("prepare", stage=stage, arm=self.arm, **values))
         before = perf_counter_ns()
         answer = self.ask("go", stage=stage)
         wall = perf_counter_ns() - before
         checked(answer)
         found = checked(self.ask("finish", stage=stage))
-        times = [*found["event_ns"], *found["bare_ns"], found["loop_ns"]]
-        timed = calls * (2 if self.as_script else 1)
-        if len(found["event_ns"]) != calls or len(times) != timed + 1 or any(type(value) is not int for value in times):
+        times = [*found["event_ns"], found["loop_ns"]]
+        if len(times) != calls + 1 or any(type(value) is not int for value in times):
             raise Crash("the worker's times are not one for each call that was asked for")
-        self.walls.append(WindowWall(wall, lead + timed, timed, sum(times[:timed])))
+        self.walls.append(WindowWall(wall, calls + lead, calls, sum(found["event_ns"])))
         if self.judge and found["fault"]:
             self._tampered(f"timed calls returned something else than the verified ones: {found['fault']}")
         if found["changed"]:

@@ -56,8 +56,10 @@ class Timing(BaseModel):
     Rounds 2i and 2i + 1 are the two mirrored halves of block i; a control has empty ones where it sat out. The states
     beside the headline are taken in one process only: `harness_ns` is the organiser's loop on one fixed input object,
     `idle_ns` the event pair after a synchronisation, `cold_ns` with the caches overwritten before, `rotating_ns` over
-    inputs of five times the cache. `loop_ns` `[round]` is a fixed loop of the interpreter ahead of each round, and
-    `bare_ns` `[round][call]` the same calls once more with no look between them, with fixed inputs on a GPU.
+    inputs of five times the cache. `loop_ns` `[round]` is a fixed loop of the interpreter ahead of each round.
+
+    With fixed inputs a candidate is timed once more as the organiser's script does it, with no look at the outputs:
+    `bare_ns` are its calls and `bare_eager_ns` eager's, both `[round][call]`, in turn in one process.
     """
 
     model_config = _CONFIG
@@ -66,6 +68,7 @@ class Timing(BaseModel):
     event_ns: list[list[int]]
     host_ns: list[list[int]] = []
     bare_ns: list[list[int]] = []
+    bare_eager_ns: list[list[int]] = []
     device_ns: list[int] = []
     harness_ns: list[int] = []
     idle_ns: list[int] = []

@@ -51,11 +51,6 @@ class ShapeDesk:
         # Inputs each worker may hold at once.
         self.capacities: dict[str, int] = {}
 
-    @property
-    def as_script(self) -> bool:
-        """Whether calls are timed as the organiser's script times them: on fixed inputs, on a GPU."""
-        return self.settings.inputs == "fixed" and self.context.device == "cuda"
-
     def seed(self, purpose: str) -> int:
         """Return this shape's seed for a purpose in this process run."""
         return derive_seed(self.context.seed, self.context.process, self.shape.id, purpose)

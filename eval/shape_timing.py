@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from statistics import fmean
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from rooflane.eval.awake import awake
 from rooflane.eval.blocks import Counts, Samples, choose_counts, time_blocks
-from rooflane.eval.calm_core import core_shares, usable_cores
 from rooflane.eval.integrity import hidden_time, impossible_times, physical_floor_ns, quicker_unseen
 from rooflane.eval.lanes import Lane, Schedule
 from rooflane.eval.launch import Crash
@@ -30,8 +30,6 @@ FULL_BUDGET = ("identity",)
 STATE_CALLS = {"cuda": 20, "cpu": 7}
 # An estimate this many times too long bought an arm too few calls.
 RECOUNT = 2
-# For the parent and for the rest of the machine.
-SPARE_CORES = 2
 STATE_KINDS = ("baseline", "candidate", "control")
 
 
@@ -61,27 +59,29 @@ class ShapeTiming:
             for name in counts:
                 self.rows[name].status, self.rows[name].reason = "skipped", "eager could not be timed beside it"
             return
-        for name, lane in self.lanes.items():
+        for lane in self.lanes.values():
             lane.reference_ns = self.lanes[EAGER].call_ns
-            empty = self.rows[name].kind in ("noop", "anchor")
-            lane.as_script = work.as_script and not empty
         workers = list(dict.fromkeys(self.rows[name].worker for name in counts))
         with work.team.spending("verification"):
             for worker in workers:
                 self._settle(worker)
-        with self._awake(workers), work.team.spending("measurement"):
+        with awake(work, workers), work.team.spending("measurement"):
             failures = self._time(counts)
             for name, error in failures.items():
                 self._failed(self.rows[name], error)
-            states: dict[str, dict[str, list[int]]] = {}
+            states: dict[str, dict[str, Any]] = {name: {} for name in self.samples}
             if work.context.process == 0:
-                states = {name: self._states(self.rows[name]) for name in self.samples}
+                states |= {name: self._states(self.rows[name]) for name in self.samples}
+            if fixed:
+                # Last: what eager leaves behind in a candidate's process is the answer to the timed input.
+                for name in self.samples:
+                    states[name] |= self._script_rounds(self.rows[name])
         if any(self.blocks):
             work.telemetry["blocks"] = self.blocks
         for name, samples in self.samples.items():
             row = self.rows[name]
             if row.name not in failures and row.status != "error":
-                row.timing = self._timing(row, samples, states.get(name, {}))
+                row.timing = self._timing(row, samples, states[name])
             if self.lanes[name].overwritten and row.verification:
                 row.verification = with_overwritten(row.verification)
 
@@ -107,8 +107,7 @@ class ShapeTiming:
         if lane is None:
             return []
         samples = self.samples.get(row.name)
-        rounds = samples.rounds if samples else []
-        times = [value for part in rounds for value in (*part.event_ns, *part.bare_ns)]
+        times = [value for part in samples.rounds for value in part.event_ns] if samples else []
         noop = self.samples.get(NOOP)
         nothing = [value for part in noop.rounds for value in part.event_ns] if noop else []
         profile, tokens = self.work.context.profile, row.timing.valid_tokens if row.timing else 0.0
@@ -117,7 +116,7 @@ class ShapeTiming:
             *lane.integrity,
             *hidden_time(lane.walls, self.lanes[EAGER].walls),
             *impossible_times(times, nothing, floor_ns, basis),
-            *quicker_unseen([(part.event_ns, part.bare_ns) for part in rounds if part.bare_ns]),
+            *(quicker_unseen(row.timing.event_ns, row.timing.bare_ns) if row.timing else ()),
         ]
 
     def _warm_up(self, row: ArmRow, schedule: Schedule) -> dict[str, Counts]:
@@ -168,43 +167,55 @@ class ShapeTiming:
         share = 1.0 if row.name in FULL_BUDGET else BUDGET_SHARES.get(row.kind, 1.0)
         return max(LEAST_BUDGET_S / 2, self.budget * share) if share < 1 else self.budget
 
-    def _states(self, row: ArmRow) -> dict[str, list[int]]:
+    def _states(self, row: ArmRow) -> dict[str, Any]:
         """Return an arm's times by the other clocks and in the other cache states."""
         if row.kind not in STATE_KINDS or row.worker not in self.work.team:
             return {}
         last = next(part for part in reversed(self.samples[row.name].rounds) if part.event_ns)
+        return self._beside(
+            row,
+            "states",
+            "the other clocks",
+            seed=self.work.seed("states"),
+            calls=STATE_CALLS[self.work.context.device],
+            budget_s=self._budget(row),
+            host_ns=max(last.host_ns, default=0),
+            call_ns=self.lanes[row.name].call_ns,
+        )
+
+    def _script_rounds(self, row: ArmRow) -> dict[str, Any]:
+        """Return a candidate's times and eager's in its process, by the organiser's own protocol."""
+        if row.kind != "candidate" or row.worker not in self.work.team or EAGER not in self.samples:
+            return {}
+        return self._beside(
+            row,
+            "script_rounds",
+            "the script's rounds",
+            seed=self.work.seed("timing"),
+            warmups=self.warmups[row.name],
+            repeats=min(self.samples[name].counts.repeats for name in (EAGER, row.name)),
+            rounds=self.work.settings.rounds,
+        )
+
+    def _beside(self, row: ArmRow, op: str, what: str, /, **values: Any) -> dict[str, Any]:
+        """Ask for what is taken beside an arm's windows; a failure is noted, and costs the arm nothing more."""
         try:
-            found = checked(
-                self.work.ask(
-                    row.worker,
-                    "states",
-                    f"clocks of {row.name}",
-                    arm=row.name,
-                    seed=self.work.seed("states"),
-                    calls=STATE_CALLS[self.work.context.device],
-                    budget_s=self._budget(row),
-                    host_ns=max(last.host_ns, default=0),
-                    call_ns=self.lanes[row.name].call_ns,
-                )
-            )
+            return checked(self.work.ask(row.worker, op, f"clocks of {row.name}", arm=row.name, **values))
         except CallFailed as error:
             row.verification = row.verification and row.verification.model_copy(
-                update={"notes": [*row.verification.notes, f"the other clocks were not taken: {error}"]}
+                update={"notes": [*row.verification.notes, f"{what} were not taken: {error}"]}
             )
-            return {}
         except Crash as crash:
             self._failed(row, crash)
-            return {}
-        return found
+        return {}
 
-    def _timing(self, row: ArmRow, samples: Samples, states: dict[str, list[int]]) -> Timing:
+    def _timing(self, row: ArmRow, samples: Samples, states: dict[str, Any]) -> Timing:
         settings, lane = self.work.settings, self.lanes[row.name]
         counts = samples.counts
         return Timing(
             clock="cuda-events" if self.work.context.device == "cuda" else "perf-counter",
             event_ns=[part.event_ns for part in samples.rounds],
             host_ns=[part.host_ns for part in samples.rounds if part.host_ns],
-            bare_ns=[part.bare_ns for part in samples.rounds] if lane.as_script else [],
             loop_ns=[part.loop_ns for part in samples.rounds if part.event_ns],
             warmups=self.warmups[row.name],
             repeats=counts.repeats,
@@ -213,24 +224,6 @@ class ShapeTiming:
             valid_tokens=fmean(lane.tokens),
             **states,
         )
-
-    @contextmanager
-    def _awake(self, workers: Sequence[str]) -> Iterator[None]:
-        """Have a GPU's workers wait without sleeping while they are timed, where that leaves cores to spare."""
-        if self.work.context.device == "cpu" or usable_cores() < len(workers) + SPARE_CORES:
-            workers = ()
-        try:
-            for worker, cores in zip(workers, core_shares(len(workers)), strict=True):
-                self._stay_awake(worker, on=True, cores=cores)
-            yield
-        finally:
-            for worker in workers:
-                if worker in self.work.team:
-                    self._stay_awake(worker, on=False)
-
-    def _stay_awake(self, worker: str, **values: Any) -> None:
-        with suppress(Crash, ReferenceLost):  # the next question to it tells of it
-            self.work.ask(worker, "stay_awake", "clocks of the host", **values)
 
     def _settle(self, worker: str) -> None:
         with suppress(Crash):  # the arms' own windows tell of it

@@ -93,9 +93,7 @@ class ShapeWork(ShapeDesk):
         with self.team.spending("set-up"):
             if row.worker not in self.capacities:
                 self.begin(row.worker)
-            eager_first = call and row.kind == "candidate" and self.as_script
-            what = {"name": row.name, "call": call, "eager_first": eager_first}
-            answer = self.ask(row.worker, "build", f"build of {row.name}", **what)
+            answer = self.ask(row.worker, "build", f"build of {row.name}", name=row.name, call=call)
         self.context.setup_s[row.name] = monotonic() - started
         if "failed" in answer:
             row.fail(CallFailed(answer["failed"], answer["reason"]), "building it")

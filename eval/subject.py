@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -61,18 +62,14 @@ class Subject:
         self.state = ProcessState()
         self._running: tuple[int, int] | None = None
         self._weights: dict[str, LentWeights] = {}
+        self._peak_bytes = 0
 
     def adopt(self, arm: Arm) -> None:
         """Take an arm that was built elsewhere, such as eager itself."""
         self.arms[arm.name] = arm
 
-    def build(self, name: str, *, call: bool = True, eager_first: bool = False) -> dict[str, Any]:
-        """Build an arm by name and make its first call; return its plan, status, reason and set-up seconds.
-
-        `eager_first` runs eager ahead of it, as the organiser's script does.
-        """
-        if eager_first:
-            self.run_eager(draw_case(Case(FIRST_INPUT, self.shape.padding_ratio), self.shape, self.device), 1)
+    def build(self, name: str, *, call: bool = True) -> dict[str, Any]:
+        """Build an arm by name and make its first call; return its plan, status, reason and set-up seconds."""
         base = name.removeprefix(COPY_PREFIX)
         arm = build_arm(base, self.template, self.shape, self.device, self.profile, self.rules, FIRST_INPUT, call=call)
         arm.name = name
@@ -83,21 +80,6 @@ class Subject:
             "reason": arm.reason,
             "setup_s": arm.setup_s,
         }
-
-    def run_eager(self, case: tuple[Tensor, Tensor], calls: int) -> None:
-        """Call eager in this process, as the organiser's script does; nothing where it does not fit the memory beside.
-
-        The blocks it leaves in torch's cache decide where later ones lie, which moved a bandwidth-bound call by 1 %
-        (H200, briefs/submit.md). The peak of memory is counted anew behind it: eager's is not the candidate's.
-        """
-        try:
-            with torch.inference_mode():
-                for _ in range(calls):
-                    self.template(*case)
-        except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
 
     def call(self, arm: str, case: dict[str, Any], promise: str = "") -> dict[str, Any]:
         """Call an arm on a case, or as a promise allows, and write the output's bytes for the judge."""
@@ -161,10 +143,22 @@ class Subject:
         self._weights = {arm.name: LentWeights(arm.weights) for arm in candidates}
         return {}
 
+    @contextmanager
+    def uncounted_memory(self) -> Iterator[None]:
+        """Leave what a block takes out of the peak that `inspect` tells: eager's calls here are not the candidate's."""
+        if self.device.type != "cuda":
+            yield
+            return
+        self._peak_bytes = max(self._peak_bytes, torch.cuda.max_memory_allocated())
+        try:
+            yield
+        finally:
+            torch.cuda.reset_peak_memory_stats()
+
     def inspect(self) -> dict[str, Any]:
         """Return what was tampered with since this shape began, and what of the process changed while timing."""
         # Before the digests below take memory of their own.
-        peak = torch.cuda.max_memory_allocated() if self.device.type == "cuda" else None
+        peak = max(self._peak_bytes, torch.cuda.max_memory_allocated()) if self.device.type == "cuda" else None
         findings = self.state.changes()
         threads, children = 0, 0
         if self._running:

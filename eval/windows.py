@@ -57,12 +57,10 @@ class _Window:
     taker: Fingerprinter
     mark_seed: int
     lent: LentInputs | None
-    bare: bool
     outputs: dict[int, Tensor] = field(default_factory=dict)
     pointers: list[int] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     read: Any = None
-    read_bare: Any = None
     loop_ns: int = 0
 
 
@@ -72,7 +70,7 @@ class Windows:
     def __init__(self, subject: Subject, clock: Clock, pace_ns: Callable[[], int] = loop_ns) -> None:
         self.subject = subject
         self.clock = clock
-        self._pace_ns = pace_ns
+        self.pace_ns = pace_ns
         self._fixed: tuple | None = None
         self._now: _Window | None = None
         self._look_ns = LOOK_NS
@@ -101,21 +99,11 @@ class Windows:
             return failure(error)
 
     def prepare(
-        self,
-        arm: str,
-        seed: int,
-        calls: int,
-        lead: int,
-        mark_seed: int,
-        fixed: bool = False,
-        watch: bool = True,
-        load: int = 0,
-        bare: bool = False,
+        self, arm: str, seed: int, calls: int, lead: int, mark_seed: int, fixed: bool = False, watch: bool = True
     ) -> dict[str, Any]:
         """Draw the inputs of a window, choose the outputs to keep, and poison the memory they may land in.
 
-        `watch` says that `finish` is to look whether the calls changed what they were given, `load` how many calls of
-        eager keep the device busy until then, `bare` that `go` is to time the calls once more with no look between.
+        `watch` says that `finish` is to look whether the calls changed what they were given.
         """
         shape = self.subject.shape
         self._now = None
@@ -133,14 +121,11 @@ class Windows:
             kept = range(calls) if keep >= calls else random.Random(mark_seed).sample(range(calls), keep)
             taker = Fingerprinter(x.numel(), shape.tokens, x.dtype, x.device, mark_seed, calls)
             lent = LentInputs(cases, seeds) if watch else None
-            self._now = _Window(arm, cases, lead, frozenset(kept) | {calls - 1}, taker, mark_seed, lent, bare)
-            if load:
-                # On an input that nothing is judged by: its answer then lies in this process's freed memory.
-                self.subject.run_eager(self.draw(mark_seed), load)
+            self._now = _Window(arm, cases, lead, frozenset(kept) | {calls - 1}, taker, mark_seed, lent)
             poison(x, blocks=len(self._now.keep))
             self.clock.synchronize()
             # Not in `go`: the parent's wall clock stands round that, and would find the loop's time hidden.
-            self._now.loop_ns = self._pace_ns()
+            self._now.loop_ns = self.pace_ns()
             return {}
         except Exception as error:
             return failure(error)
@@ -181,8 +166,6 @@ class Windows:
                 for case in window.cases[: window.lead]:
                     forward(*case)
                 window.read = self.clock.window(forward, window.cases[window.lead :], after)
-                if window.bare:
-                    window.read_bare = self.clock.window(forward, window.cases[window.lead :])
             # A look without the pause behind it says nothing of those with one.
             if looks and (ticks or window.arm != NOOP):
                 self._look_ns = median(looks)
@@ -219,7 +202,6 @@ class Windows:
         return {
             "event_ns": event_ns,
             "host_ns": host_ns,
-            "bare_ns": window.read_bare()[0] if window.bare else [],
             "loop_ns": window.loop_ns,
             "marks": base64.b64encode(marks.numpy().tobytes()).decode(),
             "kept": whole,

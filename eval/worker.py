@@ -28,6 +28,7 @@ from rooflane.eval.interpreter import add_working_folder
 from rooflane.eval.judge import Judge
 from rooflane.eval.outputs import SharedBytes
 from rooflane.eval.records import EAGER
+from rooflane.eval.script_rounds import ScriptRounds
 from rooflane.eval.subject import FIRST_INPUT, Subject
 from rooflane.eval.timing import make_clock
 from rooflane.eval.windows import Windows
@@ -94,7 +95,7 @@ class Worker:
         self.subject = subject
         self.ops |= {name: getattr(subject, name) for name in SUBJECT_OPS}
         self.ops |= {name: getattr(windows, name) for name in WINDOW_OPS}
-        self.ops |= {"states": CacheStates(windows).states}
+        self.ops |= {"states": CacheStates(windows).states, "script_rounds": ScriptRounds(windows).script_rounds}
         self.ops |= {name: getattr(big, name) for name in BIG_OPS}
         return {"capacity": windows.capacity()}
 

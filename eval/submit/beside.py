@@ -65,8 +65,8 @@ def compare_with_run(submission: Submission, run: Run, arm: str = "") -> Beside:
 
     `arm` names the run's candidate; "" is the submission's own, or the run's only one. The run's disturbed blocks are
     left out as in its own table, but for those at the board's power limit: the script works on through it. Where the
-    run timed its calls once more with no look between them, as the script does, these are compared. Raises
-    `EvaluationError` when the run has no such candidate.
+    run has rounds of the script's own kind, these are compared. Raises `EvaluationError` when the run has no such
+    candidate.
     """
     meta = submission.meta
     arms = run.meta.candidates
@@ -141,28 +141,32 @@ def _compare_shape(shape: str, theirs: list[Figures], ours: dict[str, list[float
 def _ours(records: list[Record], arm: str, spoilt: Contamination) -> dict[str, list[float]]:
     """Return each process's pooled medians in ms, and their quotient, for processes that timed both sides.
 
-    A process without a clean block is left out, unless none has one.
+    A process without a clean block is left out, unless none has one; rounds of the script's kind have no blocks.
     """
-    rows = [record for record in records if record.arm in (arm, EAGER)]
-    calls = {(row.process, row.arm): _calls(row, spoilt.at(row.shape_id, row.process)) for row in rows}
-    if not any(calls.values()):
-        calls = {(row.process, row.arm): _calls(row, frozenset()) for row in rows}
-    medians = {key: median(values) / 1e6 for key, values in calls.items() if values}
-    both = [process for process, name in medians if name == arm and (process, EAGER) in medians]
-    if not both:
+    as_script = [row.timing for row in records if row.arm == arm and row.timing.bare_eager_ns]
+    if as_script:
+        pairs = [(_median_ms(timing.bare_ns), _median_ms(timing.bare_eager_ns)) for timing in as_script]
+    else:
+        rows = [record for record in records if record.arm in (arm, EAGER)]
+        clean = {(row.process, row.arm): _clean(row, spoilt.at(row.shape_id, row.process)) for row in rows}
+        if not any(clean.values()):
+            clean = {(row.process, row.arm): row.timing.event_ns for row in rows}
+        medians = {key: _median_ms(rounds) for key, rounds in clean.items() if any(rounds)}
+        both = [process for process, name in medians if name == arm and (process, EAGER) in medians]
+        pairs = [(medians[process, arm], medians[process, EAGER]) for process in both]
+    if not pairs:
         return {}
-    found = {
-        "optimized": [medians[process, arm] for process in both],
-        "baseline": [medians[process, EAGER] for process in both],
-    }
-    found["speedup"] = [base / mine for mine, base in zip(*found.values(), strict=True)]
-    return found
+    mine, base = map(list, zip(*pairs, strict=True))
+    return {"optimized": mine, "baseline": base, "speedup": [theirs / ours for ours, theirs in pairs]}
 
 
-def _calls(record: Record, dropped: frozenset[int]) -> list[int]:
-    """Return the event nanoseconds of every call outside the dropped blocks, of two rounds each."""
-    rounds = record.timing.bare_ns or record.timing.event_ns
-    return [call for index, window in enumerate(rounds) if index // 2 not in dropped for call in window]
+def _clean(record: Record, dropped: frozenset[int]) -> list[list[int]]:
+    """Return the rounds outside the dropped blocks, of two rounds each."""
+    return [window for index, window in enumerate(record.timing.event_ns) if index // 2 not in dropped]
+
+
+def _median_ms(rounds: Sequence[Sequence[int]]) -> float:
+    return median(call for window in rounds for call in window) / 1e6
 
 
 def _same_shape(record: Record, shape: Any) -> bool:

@@ -76,6 +76,24 @@ def test_every_row_is_written_with_its_measurement(tmp_path, quiet_host):
 
 
 @pytest.mark.slow
+def test_fixed_inputs_bring_the_scripts_own_rounds_and_who_computes_nothing_in_them_is_found(tmp_path, quiet_host):
+    """The second returns its input wherever the clock has nobody look at the output: as right as the first, seen."""
+    honest = candidate(tmp_path, "honest", "return model(x, mask)")
+    unseen = "sys._getframe(1).f_locals.get('after', 1) is None"
+    sly = candidate(tmp_path, "sly", f"return x.clone() if {unseen} else model(x, mask)")
+    run = evaluate([A], [honest, sly], processes=2, inputs="fixed", runs_dir=tmp_path / "runs", **FAST)
+    rows = {(row.process, row.arm): row for row in run.records()}
+    for process in range(2):
+        timing = rows[process, honest].timing
+        assert len(timing.bare_ns) == len(timing.bare_eager_ns) == 4
+        assert len({len(part) for part in timing.bare_ns + timing.bare_eager_ns}) == 1
+        assert not rows[process, honest].integrity
+        (line,) = rows[process, sly].integrity
+        assert "with a look at its output behind it" in line
+        assert not rows[process, "eager"].timing.bare_ns and not rows[process, f"copy of {honest}"].timing.bare_ns
+
+
+@pytest.mark.slow
 def test_each_bad_candidate_gets_its_own_row_and_harms_no_other(tmp_path):
     bad = {
         "raises": ("raise ValueError('no luck')", "error"),

@@ -119,16 +119,16 @@ def test_disturbed_blocks_and_processes_without_a_clean_one_are_left_out(make_su
     assert "ours: 3 of 6 blocks dropped for every arm (3 by throttling)" in beside.notes
 
 
-def test_calls_without_a_look_between_are_what_the_script_is_held_against(make_submission, make_run, make_record):
-    """Their second block is throttled and left out like the others'."""
+def test_rounds_of_the_scripts_own_kind_are_what_it_is_held_against(make_submission, make_run, make_record):
+    """They stand outside the blocks, so a throttled block takes nothing from them; eager's are those beside them."""
     run = make_run([])
     shape = run.meta.shape_list()[0]
     states = {"blocks": [{"throttle": []}, {"throttle": ["HwThermalSlowdown"]}]}
     for process in range(2):
-        for arm, seen, unseen in (("eager", 900_000, 800_000), ("mine", 500_000, 400_000 + process)):
-            record = make_record(shape, process, arm, (seen,) * 4, telemetry=states)
-            bare = [[unseen] * 3, [unseen] * 3, [9 * unseen] * 3, [9 * unseen] * 3]
-            run.append([record.model_copy(update={"timing": record.timing.model_copy(update={"bare_ns": bare})})])
+        run.append([make_record(shape, process, "eager", (900_000,) * 4, telemetry=states)])
+        record = make_record(shape, process, "mine", (500_000,) * 4, telemetry=states)
+        rounds = {"bare_ns": [[400_000 + process] * 3] * 4, "bare_eager_ns": [[800_000] * 3] * 4}
+        run.append([record.model_copy(update={"timing": record.timing.model_copy(update=rounds)})])
     pairs = compare_with_run(make_submission([(0.8, 0.4), (0.8, 0.4)]), run).rows[0].pairs
     assert pairs["optimized"].ours == pytest.approx(0.4000005, rel=1e-9) and pairs["baseline"].ours == 0.8
 

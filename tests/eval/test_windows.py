@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rooflane.eval import windows as windows_module
 from rooflane.eval.records import NOOP
 from rooflane.eval.timing import CpuClock
 from rooflane.eval.windows import Windows
@@ -55,31 +54,6 @@ def test_the_hosts_loop_stands_outside_what_the_parent_times():
     assert len(loops) == 1
     windows.go()
     assert windows.finish()["loop_ns"] == 777 and len(loops) == 1
-
-
-def test_a_window_as_the_script_runs_it_stands_behind_eager_and_ends_without_looks(monkeypatch):
-    """Eager's blocks are poisoned like any others, so it runs ahead of the poison; looks stand in the first half."""
-    order, ahead = [], []
-    forward = lambda x, mask: order.append("mine") or x.clone()  # noqa: E731
-    subject = SimpleNamespace(
-        shape=Shape("a", 2, 4, 16, 2, 16, 1), device=torch.device("cpu"),
-        arms={"mine": SimpleNamespace(forward=forward)},
-        run_eager=lambda case, calls: order.extend(["eager"] * calls) or ahead.append(case[0]),
-    )  # fmt: skip
-    monkeypatch.setattr(windows_module, "poison", lambda x, blocks: order.append("poison"))
-    clock = PausingClock()
-    windows = Windows(subject, clock, pace_ns=lambda: 95)
-    assert windows.prepare("mine", seed=1, calls=3, lead=1, mark_seed=2, fixed=True, load=2, bare=True) == {}
-    assert order == ["eager", "eager", "poison"]
-    assert not torch.equal(ahead[0], windows.draw(1)[0]), "the timed input's answer must not lie in this process"
-    windows.go()
-    assert order[3:] == ["mine"] * 7 and len(clock.pauses) == 3
-    found = windows.finish()
-    assert len(found["event_ns"]) == len(found["bare_ns"]) == 3 and found["loop_ns"] == 95
-    # The next window of the same arm is an ordinary one again.
-    windows.prepare("mine", seed=1, calls=2, lead=0, mark_seed=2)
-    windows.go()
-    assert windows.finish()["bare_ns"] == []
 
 
 def test_the_empty_call_leaves_the_other_arms_pause_alone():

@@ -1,4 +1,4 @@
-"""A worker's wait for requests, awake or asleep, and eager run ahead of a candidate."""
+"""A worker's wait for requests, awake or asleep."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ import threading
 import time
 
 import pytest
-import torch
 
 from rooflane.eval import worker as worker_module
-from rooflane.eval.cases import Case, draw_case
 from rooflane.eval.channel import Channel
-from rooflane.eval.subject import Subject
 from rooflane.eval.worker import Worker
 
 
@@ -73,22 +70,3 @@ def test_a_worker_stays_awake_until_it_is_told_or_its_shape_ends(monkeypatch):
     worker.answer({"op": "stay_awake", "on": True, "cores": [4]})
     worker.answer({"op": "end_shape"})
     assert not worker.awake and held == [[2, 3], (), [4], ()]
-
-
-def subject_with(template, shape):
-    return Subject(shape, torch.device("cpu"), None, None, template, None)
-
-
-def test_eager_runs_ahead_as_often_as_it_is_asked(tiny_shape):
-    calls = []
-    subject = subject_with(lambda x, mask: calls.append((x.shape, torch.is_inference_mode_enabled())), tiny_shape)
-    subject.run_eager(draw_case(Case(1), tiny_shape, torch.device("cpu")), 3)
-    assert calls == [((3, 16, 16), True)] * 3
-
-
-def test_eager_that_does_not_fit_beside_the_candidate_is_left_out(tiny_shape):
-    def forward(x, mask):
-        raise torch.OutOfMemoryError("no room")
-
-    subject = subject_with(forward, tiny_shape)
-    subject.run_eager(draw_case(Case(1), tiny_shape, torch.device("cpu")), 3)
