@@ -116,6 +116,8 @@ def make_cell(measured: Measured, shape: str, name: str) -> Cell:
         cold_ms=spread(median(timing.cold_ns) for timing in timed if timing.cold_ns),
         rotating_ms=spread(median(timing.rotating_ns) for timing in timed if timing.rotating_ns),
         harness_ms=spread(median(timing.harness_ns) for timing in timed if timing.harness_ns),
+        bare_ms=spread(median(sum(timing.bare_ns, [])) for timing in timed if timing.bare_eager_ns),
+        bare_eager_ms=spread(median(sum(timing.bare_eager_ns, [])) for timing in timed if timing.bare_eager_ns),
         speedup=_speedup(measured, shape, name),
         launch_share=launch_share(timed),
         use=max((check.gate.use for check in checks if check.gate), default=None),

@@ -56,6 +56,8 @@ class Cell:
     cold_ms: Spread | None = None
     rotating_ms: Spread | None = None
     harness_ms: Spread | None = None
+    bare_ms: Spread | None = None
+    bare_eager_ms: Spread | None = None
     speedup: Interval | None = None
     estimate: ShapeEstimate | None = None
     floor: Floor | None = None

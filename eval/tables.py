@@ -14,6 +14,7 @@ from rooflane.eval.detail_tables import (
     verdict_table,
 )
 from rooflane.eval.figures import NULL, REFERENCE, Cell, Headline, ShapeRow, Summary
+from rooflane.eval.script_table import script_table
 from rooflane.eval.table import NONE, Table, counted, interval, number, percent, price, ratio, size, spread
 
 __all__ = [
@@ -37,7 +38,7 @@ def all_tables(summary: Summary) -> list[Table]:
     """Return the report's tables that have rows, in order."""
     tables = []
     for candidate in summary.meta.candidates:
-        makers = (speed_table, verdict_table, clock_table, state_table, accuracy_table, cost_table)
+        makers = (speed_table, verdict_table, clock_table, state_table, script_table, accuracy_table, cost_table)
         tables += [make(summary, candidate) for make in makers]
     tables += [ranking_table(summary), oversize_table(summary), prediction_table(summary), finding_table(summary)]
     tables += [not_run_table(summary), failure_table(summary)]

@@ -293,7 +293,7 @@ def test_the_seeds_record_holds_every_shape_the_resident_family_claims(root):
 
 
 def test_the_hosts_brief_counts_slow_rounds_as_the_records_hold_them(root):
-    """Eager's rounds over 2.5 ms on the ten launch-bound shapes, and rounds in which every other call is 4 ms longer."""
+    """Eager's rounds over 2.5 ms on launch-bound shapes, and rounds in which every other call is 4 ms longer."""
     records = {
         name: [
             record
