@@ -10,11 +10,12 @@ from typing import Annotated
 import typer
 
 from rooflane.eval.commands import audit, device, evaluate, export, new, plan, reports, rules, statistics, submit
+from rooflane.eval.commands.group import Group
 from rooflane.eval.exit_codes import ExitCode
 
 DEBUG = "--debug"
 
-app = typer.Typer(
+app = Group(
     name="rooflane",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

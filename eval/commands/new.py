@@ -9,9 +9,10 @@ from typing import Annotated
 
 import typer
 
+from rooflane.eval.commands.group import Group
 from rooflane.eval.exit_codes import EvaluationError
 
-app = typer.Typer(no_args_is_help=True, help="Write a commented start for something of your own.")
+app = Group(no_args_is_help=True, help="Write a commented start for something of your own.")
 
 
 class Style(enum.StrEnum):

@@ -19,6 +19,7 @@ from rooflane.dispatch import (
     show_condition,
 )
 from rooflane.dispatch.conditions import facts
+from rooflane.eval.commands.group import Group
 from rooflane.eval.commands.output import (
     AsJson,
     ProfileName,
@@ -36,18 +37,28 @@ from rooflane.shapes import Shape
 
 PUBLISHED = "published.csv"
 
-app = typer.Typer(no_args_is_help=True, help="List, check, explain, add and judge the rules that choose a family.")
+app = Group(no_args_is_help=True, help="List, check, explain, add and judge the rules that choose a family.")
 app.command("new")(new_command)
 
 
 @app.command("list")
 def list_command(rules: RulesFile = None, as_json: AsJson = False) -> None:
-    """Show the table in the order it is tried, with where each row comes from; the first that matches wins."""
+    """Show the table in the order it is tried, with where each row comes from; the first that matches wins.
+
+    Exit 2 when the table cannot be used.
+    """
     table = load_rules(rules, strict=False)
+    errors = [str(finding) for finding in table.lint() if finding.severity == "error"]
     if as_json:
         rows = [rule.model_dump(mode="json") for rule in table.rules]
         print_json([row | {"from": table.place(index)} for index, row in enumerate(rows)])
-        return
+    else:
+        _print_rules(table, errors)
+    if errors:
+        raise typer.Exit(ExitCode.USAGE)
+
+
+def _print_rules(table: RuleTable, errors: list[str]) -> None:
     rows = []
     for index, rule in enumerate(table.rules):
         when = [f"{name} {_condition(raw)}" for name, raw in rule.when.items()]
@@ -55,7 +66,7 @@ def list_command(rules: RulesFile = None, as_json: AsJson = False) -> None:
         rows.append((rule.name, "\n".join(when) or "always", rule.family + options, rule.because, table.place(index)))
     columns = ("rule", "when", "family", "because", "from")
     print_table(f"{table.title()} ({table.source})", columns, rows, left=columns)
-    for line in _remarks(table):
+    for line in _remarks(table, errors):
         print(line)
 
 
@@ -63,9 +74,9 @@ def _condition(raw: object) -> str:
     return show_condition(raw) if isinstance(raw, dict) else f"= {show_condition(raw)}"
 
 
-def _remarks(table: RuleTable) -> list[str]:
+def _remarks(table: RuleTable, errors: list[str]) -> list[str]:
     """Return what a reader of the rows alone would miss."""
-    remarks = [str(fault) for fault in table.faults]
+    remarks = [f"error: {error}" for error in errors]
     if table.left_out:
         remarks.append(f"shipped rules out of use, a row of their name stands above: {', '.join(table.left_out)}")
     return remarks

@@ -13,6 +13,7 @@ import pytest
 
 from rooflane.eval import cli
 from rooflane.eval.commands.output import duration, size
+from rooflane.eval.commands.group import Group
 from rooflane.eval.exit_codes import ExitCode
 
 HEADER = "id,batch_size,seq_len,d_model,num_heads,ffn_dim,num_layers,causal"
@@ -247,6 +248,23 @@ def test_durations(seconds: float, text: str):
 @pytest.mark.parametrize(("count", "text"), [(1500, "1.5 kB"), (2.5e9, "2.5 GB"), (41e12, "41 TB")])
 def test_sizes(count: float, text: str):
     assert size(count) == text
+
+
+def test_a_docstrings_line_breaks_are_not_the_helps():
+    """An 80-column docstring shown at another width would break in the midst of sentences."""
+    group = Group()
+
+    @group.command("say")
+    def say() -> None:
+        """Say
+        something.
+
+        In a second
+        paragraph.
+        """
+
+    (command,) = group.registered_commands
+    assert command.help == "Say something.\n\nIn a second paragraph."
 
 
 @pytest.mark.parametrize("name", ["prefill[long]", "x[/red]", ":smile:"])

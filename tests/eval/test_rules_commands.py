@@ -108,6 +108,15 @@ def test_list_shows_where_each_row_comes_from_and_what_is_out_of_use(rooflane):
     assert "my_rules.toml over the shipped rules" in out and "out of use, a row of their name stands above: fits" in out
 
 
+def test_list_of_a_table_that_cannot_be_used_says_so_and_ends_with_2(rooflane, tmp_path):
+    path = tmp_path / "broken.toml"
+    path.write_text('[[rule]]\nname = "x"\nwhen = { seq_len = 5 }\nfamily = "nofamily"\nbecause = "b"\n')
+    status, out, _ = rooflane("rules", "list", "--rules", path)
+    assert status == ExitCode.USAGE and f"error: {path}:1: rule 'x' names the unknown family 'nofamily'" in out
+    status, out, _ = rooflane("rules", "list", "--rules", path, "--json")
+    assert status == ExitCode.USAGE and json.loads(out)[0]["family"] == "nofamily"
+
+
 def test_explain_takes_the_id_of_a_published_shape(rooflane):
     rooflane("rules", "new", *FLAGS[:2], "--when", "id=8", *FLAGS[4:])
     _, out, _ = rooflane("rules", "explain", "8", "--profile", "h200", "--rules", "my_rules.toml", "--json")
