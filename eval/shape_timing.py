@@ -116,8 +116,14 @@ class ShapeTiming:
             *lane.integrity,
             *hidden_time(lane.walls, self.lanes[EAGER].walls),
             *impossible_times(times, nothing, floor_ns, basis),
-            *(quicker_unseen(row.timing.event_ns, row.timing.bare_ns) if row.timing else ()),
+            *self._unseen(row),
         ]
+
+    def _unseen(self, row: ArmRow) -> list[str]:
+        if not row.timing or not row.timing.bare_ns:
+            return []
+        eager = [part.event_ns for part in self.samples[EAGER].rounds]
+        return quicker_unseen(row.timing.event_ns, row.timing.bare_ns, eager, row.timing.bare_eager_ns)
 
     def _warm_up(self, row: ArmRow, schedule: Schedule) -> dict[str, Counts]:
         """Estimate an arm's call, warm it up, and make its lane; nothing when it fails."""

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from rooflane.eval import cli
-from rooflane.eval.commands.output import duration, size
 from rooflane.eval.commands.group import Group
+from rooflane.eval.commands.output import duration, size
 from rooflane.eval.exit_codes import ExitCode
 
 HEADER = "id,batch_size,seq_len,d_model,num_heads,ffn_dim,num_layers,causal"
