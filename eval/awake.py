@@ -25,16 +25,23 @@ def awake(work: ShapeDesk, workers: Sequence[str]) -> Iterator[None]:
     """
     if work.context.device == "cpu" or usable_cores() < len(workers) + SPARE_CORES:
         workers = ()
+    for worker, cores in zip(workers, core_shares(len(workers)), strict=True):
+        _ask(work, worker, on=True, cores=cores)
     try:
-        for worker, cores in zip(workers, core_shares(len(workers)), strict=True):
-            _ask(work, worker, on=True, cores=cores)
         yield
-    finally:
-        for worker in workers:
-            if worker in work.team:
-                _ask(work, worker, on=False)
+    except Exception:
+        _let_sleep(work, workers)
+        raise
+    # Not behind Ctrl-C: a worker in the midst of a call would be waited for, and it is ended anyway.
+    _let_sleep(work, workers)
+
+
+def _let_sleep(work: ShapeDesk, workers: Sequence[str]) -> None:
+    for worker in workers:
+        if worker in work.team:
+            _ask(work, worker, on=False)
 
 
 def _ask(work: ShapeDesk, worker: str, **values: Any) -> None:
-    with suppress(Crash, ReferenceLost):  # the next question to it tells of it
+    with suppress(Crash, ReferenceLost):  # the next question to it tells of it, or the check of its process
         work.ask(worker, "stay_awake", "clocks of the host", **values)

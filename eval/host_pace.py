@@ -23,9 +23,6 @@ LOOP = 3000
 # The two states of that host lie 1.9 times apart for eager; a loop repeated on a calm core stays well within this.
 SLOW = 1.3
 
-# A look at a core takes 0.2 ms; of more cores than these every second or third is looked at.
-CORES_AT_MOST = 32
-
 _now = time.perf_counter_ns
 
 
@@ -34,13 +31,16 @@ def loop_ns() -> int:
     return min(_loop(), _loop())
 
 
-def core_paces() -> dict[int, int]:
-    """Return the loop's nanoseconds on the cores this process may use; empty where it cannot choose its core."""
+def core_paces(cores: Iterable[int] = ()) -> dict[int, int]:
+    """Return the loop's nanoseconds on some cores, all that this process may use where none are named.
+
+    Empty where it cannot choose its core.
+    """
     try:
         allowed = os.sched_getaffinity(0)
         try:
             paces = {}
-            for core in sorted(allowed)[:: -(-len(allowed) // CORES_AT_MOST)]:
+            for core in cores or sorted(allowed):
                 os.sched_setaffinity(0, {core})
                 paces[core] = loop_ns()
             return paces

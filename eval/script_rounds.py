@@ -24,7 +24,7 @@ class ScriptRounds:
         self._windows = windows
 
     def script_rounds(self, arm: str, seed: int, warmups: int, repeats: int, rounds: int) -> dict[str, Any]:
-        """Return the event nanoseconds `[round][call]` of an arm and of eager; nothing where eager does not fit beside.
+        """Return the event nanoseconds `[round][call]` of an arm and of eager, which may not fit the memory beside it.
 
         Even rounds run eager first, odd ones the arm.
         """
@@ -47,5 +47,4 @@ class ScriptRounds:
         except Exception as error:
             if is_oom(error):
                 free_memory(subject.device)
-                return {name: [] for name in sides}
             return failure(error)

@@ -13,6 +13,7 @@ from rooflane.eval.blocks import Counts, Samples, choose_counts, time_blocks
 from rooflane.eval.integrity import hidden_time, impossible_times, physical_floor_ns, quicker_unseen
 from rooflane.eval.lanes import Lane, Schedule
 from rooflane.eval.launch import Crash
+from rooflane.eval.other_clocks import OtherClocks
 from rooflane.eval.promises import PROMISES
 from rooflane.eval.records import EAGER, NOOP, Timing, Verification
 from rooflane.eval.team import REFERENCE, ReferenceLost
@@ -26,11 +27,8 @@ LEAST_BUDGET_S = 0.05
 # Controls give context, not the headline: half an arm's seconds are enough. No-op and anchor are short by design.
 BUDGET_SHARES = {"control": 0.5, "noop": 0.1, "anchor": 0.1}
 FULL_BUDGET = ("identity",)
-# Calls by each of the other clocks and in each of the other cache states.
-STATE_CALLS = {"cuda": 20, "cpu": 7}
 # An estimate this many times too long bought an arm too few calls.
 RECOUNT = 2
-STATE_KINDS = ("baseline", "candidate", "control")
 
 
 class ShapeTiming:
@@ -50,7 +48,7 @@ class ShapeTiming:
         fixed = settings.inputs == "fixed"
         schedule = Schedule(work.seed, work.shape.padding_ratio, fixed)
         share = (work.deadline - monotonic()) / max(1, len(self.rows))
-        self.budget = max(LEAST_BUDGET_S, min(settings.budget_s, share))
+        self.budget_s = max(LEAST_BUDGET_S, min(settings.budget_s, share))
         counts: dict[str, Counts] = {}
         with work.team.spending("warm-up"):
             for row in self.rows.values():
@@ -68,14 +66,8 @@ class ShapeTiming:
         with awake(work, workers), work.team.spending("measurement"):
             failures = self._time(counts)
             for name, error in failures.items():
-                self._failed(self.rows[name], error)
-            states: dict[str, dict[str, Any]] = {name: {} for name in self.samples}
-            if work.context.process == 0:
-                states |= {name: self._states(self.rows[name]) for name in self.samples}
-            if fixed:
-                # Last: what eager leaves behind in a candidate's process is the answer to the timed input.
-                for name in self.samples:
-                    states[name] |= self._script_rounds(self.rows[name])
+                self.failed(self.rows[name], error)
+            states = OtherClocks(self).take()
         if any(self.blocks):
             work.telemetry["blocks"] = self.blocks
         for name, samples in self.samples.items():
@@ -137,11 +129,11 @@ class ShapeTiming:
                     arm=row.name,
                     seed=work.seed(f"warm-up {row.name}"),
                     warmups=work.settings.warmups,
-                    budget_s=self._budget(row) / 5,
+                    budget_s=self.budget_of(row) / 5,
                 )
             )
         except (Crash, CallFailed, WrongOutput) as error:
-            self._failed(row, error)
+            self.failed(row, error)
             return {}
         self.warmups[row.name] = found["warmups"]
         self.lanes[row.name] = Lane(
@@ -161,7 +153,7 @@ class ShapeTiming:
             warmups=settings.warmups,
             repeats=settings.repeats,
             rounds=settings.rounds,
-            budget_s=self._budget(row),
+            budget_s=self.budget_of(row),
         )
 
     def _recount(self, arm: str, before: Counts, call_ns: float) -> Counts:
@@ -169,51 +161,10 @@ class ShapeTiming:
         now = self._counts(self.rows[arm], call_ns)
         return now if now.repeats > RECOUNT * before.repeats else before
 
-    def _budget(self, row: ArmRow) -> float:
+    def budget_of(self, row: ArmRow) -> float:
+        """Return an arm's seconds of timed calls."""
         share = 1.0 if row.name in FULL_BUDGET else BUDGET_SHARES.get(row.kind, 1.0)
-        return max(LEAST_BUDGET_S / 2, self.budget * share) if share < 1 else self.budget
-
-    def _states(self, row: ArmRow) -> dict[str, Any]:
-        """Return an arm's times by the other clocks and in the other cache states."""
-        if row.kind not in STATE_KINDS or row.worker not in self.work.team:
-            return {}
-        last = next(part for part in reversed(self.samples[row.name].rounds) if part.event_ns)
-        return self._beside(
-            row,
-            "states",
-            "the other clocks",
-            seed=self.work.seed("states"),
-            calls=STATE_CALLS[self.work.context.device],
-            budget_s=self._budget(row),
-            host_ns=max(last.host_ns, default=0),
-            call_ns=self.lanes[row.name].call_ns,
-        )
-
-    def _script_rounds(self, row: ArmRow) -> dict[str, Any]:
-        """Return a candidate's times and eager's in its process, by the organiser's own protocol."""
-        if row.kind != "candidate" or row.worker not in self.work.team or EAGER not in self.samples:
-            return {}
-        return self._beside(
-            row,
-            "script_rounds",
-            "the script's rounds",
-            seed=self.work.seed("timing"),
-            warmups=self.warmups[row.name],
-            repeats=min(self.samples[name].counts.repeats for name in (EAGER, row.name)),
-            rounds=self.work.settings.rounds,
-        )
-
-    def _beside(self, row: ArmRow, op: str, what: str, /, **values: Any) -> dict[str, Any]:
-        """Ask for what is taken beside an arm's windows; a failure is noted, and costs the arm nothing more."""
-        try:
-            return checked(self.work.ask(row.worker, op, f"clocks of {row.name}", arm=row.name, **values))
-        except CallFailed as error:
-            row.verification = row.verification and row.verification.model_copy(
-                update={"notes": [*row.verification.notes, f"{what} were not taken: {error}"]}
-            )
-        except Crash as crash:
-            self._failed(row, crash)
-        return {}
+        return max(LEAST_BUDGET_S / 2, self.budget_s * share) if share < 1 else self.budget_s
 
     def _timing(self, row: ArmRow, samples: Samples, states: dict[str, Any]) -> Timing:
         settings, lane = self.work.settings, self.lanes[row.name]
@@ -235,7 +186,8 @@ class ShapeTiming:
         with suppress(Crash):  # the arms' own windows tell of it
             self.work.ask(worker, "settle", f"time of {EAGER if worker == REFERENCE else worker}")
 
-    def _failed(self, row: ArmRow, error: Exception) -> None:
+    def failed(self, row: ArmRow, error: Exception) -> None:
+        """Note how an arm fell out of the timing."""
         row.fail(error, "timing it")
         if isinstance(error, CallFailed):
             self.work.check_device(row)

@@ -140,11 +140,13 @@ class ShapeWork(ShapeDesk):
             found += changed_files(self.context.files, ROOT)
             if row.worker in self.team:
                 try:
-                    answer = self.ask(row.worker, "inspect", f"check of {row.name}")
-                    found += answer.get("findings", [])
-                    row.peak_bytes = answer.get("peak_bytes")
-                except Crash as crash:
-                    row.fail(crash, "")
+                    answer = checked(self.ask(row.worker, "inspect", f"check of {row.name}"))
+                    found += answer["findings"]
+                    row.peak_bytes = answer["peak_bytes"]
+                except (Crash, CallFailed, WrongOutput) as error:
+                    row.fail(error, "the check of its process")
+            elif row.status == "ok":
+                row.fail(Crash("the worker ended before its process could be checked"), "")
             found += self.team.forged(row.worker)
         row.integrity += [line for line in dict.fromkeys(found) if line not in row.integrity]
 

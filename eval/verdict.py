@@ -71,7 +71,8 @@ def judge_campaign(
 ) -> Judgement:
     """Judge a campaign's geometric mean; `contaminated` says why the campaign has no figure, empty when it has.
 
-    A quick campaign and one of fewer than six processes claim nothing.
+    A quick campaign and one of fewer than six processes claim nothing, nor one of which fewer than six are left once
+    those are out that have no clean block of some shape.
     """
     if quick:
         return Judgement(Verdict.NONE, "a quick run claims no verdict")
@@ -79,4 +80,7 @@ def judge_campaign(
         return Judgement(Verdict.NONE, f"a verdict takes {LEAST_PROCESSES} processes or more, this run has {processes}")
     if contaminated:
         return Judgement(Verdict.CONTAMINATED, contaminated)
+    if interval.count < LEAST_PROCESSES:
+        left = f"{interval.count} of this run's {processes} have clean blocks of every shape"
+        return Judgement(Verdict.NONE, f"a verdict takes {LEAST_PROCESSES} processes or more, {left}")
     return judge(interval, floor, margin=margin)

@@ -6,7 +6,7 @@ import json
 import shutil
 from datetime import datetime
 from itertools import pairwise
-from math import log, sqrt
+from math import exp, log, sqrt
 from statistics import mean, median, stdev
 
 import pytest
@@ -81,10 +81,11 @@ def campaigns(root):
     return [open_run(root / "briefs" / "records" / f"h200-campaign-{number}") for number in (1, 2)]
 
 
-def test_the_first_campaign_is_proven_faster_beside_a_null_that_holds_1(campaigns):
+def test_the_first_campaign_lies_above_its_floor_beside_a_null_that_holds_1(campaigns):
+    """Five of its eight processes have clean blocks of every shape: one too few for a verdict."""
     run = campaigns[0]
     (headline,) = run.summary().headlines
-    assert run.meta.settings["processes"] == 8 and headline.verdict == "faster"
+    assert run.meta.settings["processes"] == 8 and headline.verdict == "none" and headline.geomean.count == 5
     assert (headline.passed, headline.shapes, headline.partial) == (13, 13, 0)
     assert headline.null.low < 1 < headline.null.high
     assert headline.geomean.low > 1 + headline.floor.value
@@ -314,3 +315,29 @@ def test_the_hosts_brief_counts_slow_rounds_as_the_records_hold_them(root):
     rounds = [part for r in records["h200-campaign-3"] if r.arm in arms for part in r.timing.event_ns if part]
     longer = [sum(3.3e6 < call - min(part) < 5.2e6 for call in part) >= max(2, len(part) / 3) for part in rounds]
     assert f"in {sum(longer)} of the third campaign's {len(rounds)} rounds" in page
+    third, fixed = (calm_speedups(root, name) for name in ("h200-campaign-3", "h200-awake/fixed"))
+    spans = [f"{min(values):.0f}x to {max(values):.0f}x" for values in (third, fixed)]
+    said = f"read {spans[0]}, and those of fixed inputs {spans[1]}"
+    assert said in page
+
+
+def calm_speedups(root, name):
+    """Return each process's geometric mean without the rounds over 1.25 times the lowest tenth of their arm's."""
+    times: dict[int, dict[tuple[str, str], list[list[int]]]] = {}
+    for record in open_run(root / "briefs" / "records" / name).records():
+        if record.timing and record.arm in ("eager", "dispatched"):
+            times.setdefault(record.process, {})[record.shape_id, record.arm] = record.timing.event_ns
+    rounds: dict[tuple[str, str], list[float]] = {}
+    for arms in times.values():
+        for key, parts in arms.items():
+            rounds.setdefault(key, []).extend(map(median, parts))
+    calm = {key: 1.25 * sorted(values)[len(values) // 10] for key, values in rounds.items()}
+    found = []
+    for arms in times.values():
+        kept = {
+            key: [part for part in parts if median(part) < calm[key]] or [min(parts, key=median)]
+            for key, parts in arms.items()
+        }
+        logs = {key: log(median(sum(parts, []))) for key, parts in kept.items()}
+        found.append(exp(mean(logs[shape, "eager"] - logs[shape, arm] for shape, arm in logs if arm != "eager")))
+    return found

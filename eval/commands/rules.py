@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -52,6 +53,7 @@ def list_command(rules: RulesFile = None, as_json: AsJson = False) -> None:
     if as_json:
         rows = [rule.model_dump(mode="json") for rule in table.rules]
         print_json([row | {"from": table.place(index)} for index, row in enumerate(rows)])
+        print(*errors, sep="\n", end="\n" if errors else "", file=sys.stderr)
     else:
         _print_rules(table, errors)
     if errors:

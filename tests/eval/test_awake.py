@@ -44,6 +44,14 @@ def test_a_gpus_workers_stay_awake_while_they_are_timed_and_no_longer(make_desk)
     assert said[2:] == [("reference", "stay_awake", False, None), ("mine", "stay_awake", False, None)]
 
 
+def test_ctrl_c_waits_for_nobody(make_desk):
+    """A worker in the midst of a call would be asked and waited for, up to its time limit."""
+    desk, said = make_desk()
+    with pytest.raises(KeyboardInterrupt), awake(desk, WORKERS):
+        raise KeyboardInterrupt
+    assert len(said) == 2
+
+
 @pytest.mark.parametrize("where", [{"device": "cpu"}, {"cores": 3.5}])
 def test_nobody_stays_awake_where_the_cores_are_needed(make_desk, where):
     desk, said = make_desk(**where)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,12 +25,13 @@ def host(monkeypatch):
             raise PermissionError("not yours")
         host.cores = set(cores)
 
-    def look():
-        host.looks.append(set(host.cores))
-        return {core: pace for core, pace in host.paces.items() if core in host.cores}
+    def look(cores):
+        host.looks.append(set(cores))
+        return {core: pace for core, pace in host.paces.items() if core in cores}
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(host.cores), raising=False)
     monkeypatch.setattr(os, "sched_setaffinity", move, raising=False)
+    monkeypatch.setattr(calm_core, "THREADS", Path("/nowhere"))
     monkeypatch.setattr(calm_core, "loop_ns", lambda: host.loops.pop(0))
     monkeypatch.setattr(calm_core, "core_paces", look)
     return host
@@ -55,8 +57,14 @@ def test_a_thread_leaves_a_slow_core_for_the_calmest_of_its_share_and_is_let_go(
 def test_a_second_share_takes_the_place_of_the_first(host):
     core = CalmCore()
     core.hold([0, 1])
+    host.loops, host.paces = [100, 100], {0: 90, 1: 100}
+    core.pace_ns()
     core.hold([2, 3])
     assert host.cores == {2, 3}
+    # What the first share's cores could do says nothing of these: the calmest is looked for again.
+    host.loops, host.paces = [110, 120], {2: 130, 3: 120}
+    core.pace_ns()
+    assert host.cores == {3} and host.looks == [{0, 1}, {2, 3}]
     core.hold([])
     assert host.cores == set(range(6))
 
@@ -70,6 +78,39 @@ def test_where_no_core_can_be_chosen_nothing_moves(host, cores, refuse):
     assert [core.pace_ns() for _ in range(3)] == [100, 90, 200]
     core.leave()
     assert host.cores == set(range(6)) and host.looks == []
+
+
+def test_cores_that_are_taken_away_meanwhile_leave_the_thread_where_it_is(host):
+    core = CalmCore()
+    core.hold([0, 1])
+    host.refuse, host.loops = True, [100, 90]
+    assert core.pace_ns() == 90
+    core.leave()
+    core.leave()
+    assert host.cores == {0, 1}
+
+
+def test_of_many_cores_every_second_or_third_is_looked_at(host):
+    host.cores = set(range(70))
+    core = CalmCore()
+    core.hold(range(70))
+    host.loops, host.paces = [100, 100], {3: 80, 4: 90}
+    core.pace_ns()
+    assert host.looks == [set(range(0, 70, 3))] and host.cores == {3}
+
+
+@linux
+def test_a_thread_that_was_started_while_held_is_let_go_too():
+    before = os.sched_getaffinity(0)
+    core = CalmCore()
+    core.hold([min(before)])
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    core.leave()
+    assert os.sched_getaffinity(thread.native_id) == before
+    done.set()
+    thread.join()
 
 
 @linux

@@ -11,7 +11,7 @@ from collections import Counter
 
 import pytest
 
-from rooflane.eval import EvaluationError, ExitCode, evaluate, resume
+from rooflane.eval import EvaluationError, ExitCode, evaluate, render_markdown, resume
 from rooflane.eval.digest import DIGEST_FILE
 from rooflane.eval.owed import Owed
 from rooflane.eval.records import RECORDS_FILE
@@ -91,6 +91,41 @@ def test_fixed_inputs_bring_the_scripts_own_rounds_and_who_computes_nothing_in_t
         (line,) = rows[process, sly].integrity
         assert "with a look at its output behind it" in line
         assert not rows[process, "eager"].timing.bare_ns and not rows[process, f"copy of {honest}"].timing.bare_ns
+
+
+# Within the rounds that nobody looks at; `times` is what they are kept in.
+UNSEEN = "'times' in sys._getframe(2).f_locals and 'sides' in sys._getframe(2).f_locals"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        ("from rooflane.eval.subject import WrongKind; raise WrongKind('x')", "ok", "script's rounds were not taken"),
+        ("raise ValueError('not today')", "ok", "the script's rounds were not taken"),
+        ("os._exit(3)", "error", "exited with status 3"),
+        ("sys._getframe(2).f_locals['times']['extra'] = [1]", "error", "not those that were asked for"),
+        ("sys._getframe(2).f_locals['times']['bare_ns'].append([0])", "error", "not those that were asked for"),
+    ],
+)
+def test_what_goes_wrong_in_the_scripts_rounds_ends_no_campaign(tmp_path, quiet_host, body, status, said):
+    mine = candidate(tmp_path, "mine", f"if {UNSEEN}:\n    {body}\nreturn model(x, mask)")
+    other = candidate(tmp_path, "other", "return model(x, mask)")
+    run = evaluate([A], [mine, other], processes=1, inputs="fixed", runs_dir=tmp_path / "runs", **FAST)
+    rows = {row.arm: row for row in run.records()}
+    assert rows[other].status == rows["eager"].status == "ok" and rows[other].timing.bare_ns
+    assert rows[mine].status == status and said in " ".join([rows[mine].reason, *rows[mine].verification.notes])
+    assert render_markdown(run.summary())
+
+
+@pytest.mark.slow
+def test_who_ends_its_process_before_the_check_of_it_has_no_row_that_stands(tmp_path, quiet_host):
+    """What it did to its process can no longer be seen."""
+    head = "from rooflane.eval.subject import Subject\nSubject.inspect = lambda self: os._exit(0)\n"
+    mine = candidate(tmp_path, "mine", "return model(x, mask)", head)
+    run = evaluate([A], mine, processes=1, runs_dir=tmp_path / "runs", **FAST)
+    (row,) = [row for row in run.records() if row.arm == mine]
+    assert row.status == "error" or row.integrity
 
 
 @pytest.mark.slow

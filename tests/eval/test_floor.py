@@ -100,6 +100,9 @@ def test_what_claims_nothing():
     assert judge_campaign(clear, FLOOR, processes=8, quick=True).verdict == Verdict.NONE
     assert judge_campaign(clear, FLOOR, processes=5).verdict == Verdict.NONE
     assert judge_campaign(clear, None, processes=8).verdict == Verdict.INCONCLUSIVE
+    few = judge_campaign(Interval(2.0, 1.9, 2.1, 5), FLOOR, processes=8)
+    assert few.verdict == Verdict.NONE and few.why.endswith("5 of this run's 8 have clean blocks of every shape")
+    assert judge_campaign(Interval(2.0, 1.9, 2.1, 6), FLOOR, processes=8).verdict == Verdict.FASTER
     assert judge_campaign(clear, FLOOR, processes=8, contaminated="noise").why == "noise"
     assert judge(Interval(2.0, None, None, 1), FLOOR).verdict == Verdict.NONE
 

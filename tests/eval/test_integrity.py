@@ -80,6 +80,8 @@ def test_what_eager_gains_unseen_is_the_hosts_doing():
     calm = [[700_000] * 3] * 4
     assert unseen([50_000, 52_000], [17_000] * 4, EAGER, calm) == []
     assert unseen([50_000, 52_000], [5_000] * 4, EAGER, calm) != []
+    # One quick round of eager, which a candidate could arrange in its own process, excuses nothing.
+    assert unseen([50_000, 52_000], [5_000] * 4, EAGER, [*EAGER[:3], [1_000] * 3]) != []
     # Eager slower unseen makes nothing of the arm's own gain.
     assert unseen([50_000, 52_000], [19_000] * 4, calm, EAGER) != []
 

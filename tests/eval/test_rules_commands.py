@@ -113,8 +113,8 @@ def test_list_of_a_table_that_cannot_be_used_says_so_and_ends_with_2(rooflane, t
     path.write_text('[[rule]]\nname = "x"\nwhen = { seq_len = 5 }\nfamily = "nofamily"\nbecause = "b"\n')
     status, out, _ = rooflane("rules", "list", "--rules", path)
     assert status == ExitCode.USAGE and f"error: {path}:1: rule 'x' names the unknown family 'nofamily'" in out
-    status, out, _ = rooflane("rules", "list", "--rules", path, "--json")
-    assert status == ExitCode.USAGE and json.loads(out)[0]["family"] == "nofamily"
+    status, out, err = rooflane("rules", "list", "--rules", path, "--json")
+    assert status == ExitCode.USAGE and json.loads(out)[0]["family"] == "nofamily" and "unknown family" in err
 
 
 def test_explain_takes_the_id_of_a_published_shape(rooflane):

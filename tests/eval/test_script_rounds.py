@@ -50,12 +50,13 @@ def test_warm_ups_then_rounds_in_turn_on_one_input(make_rounds):
     assert min(min(part) for part in found["bare_ns"]) > 0
 
 
-def test_eager_that_does_not_fit_beside_the_candidate_leaves_no_rounds(make_rounds):
+def test_eager_that_does_not_fit_beside_the_candidate_is_told(make_rounds):
     def too_large(x):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     rounds, _, _ = make_rounds(eager=too_large)
-    assert rounds.script_rounds("mine", 3, 1, 2, 4) == {"bare_eager_ns": [], "bare_ns": []}
+    found = rounds.script_rounds("mine", 3, 1, 2, 4)
+    assert found["failed"] == "oom" and "out of memory" in found["reason"]
 
 
 def test_a_candidate_that_raises_is_told(make_rounds):

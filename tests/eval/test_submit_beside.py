@@ -129,8 +129,15 @@ def test_rounds_of_the_scripts_own_kind_are_what_it_is_held_against(make_submiss
         record = make_record(shape, process, "mine", (500_000,) * 4, telemetry=states)
         rounds = {"bare_ns": [[400_000 + process] * 3] * 4, "bare_eager_ns": [[800_000] * 3] * 4}
         run.append([record.model_copy(update={"timing": record.timing.model_copy(update=rounds)})])
-    pairs = compare_with_run(make_submission([(0.8, 0.4), (0.8, 0.4)]), run).rows[0].pairs
+    beside = compare_with_run(make_submission([(0.8, 0.4), (0.8, 0.4)]), run)
+    pairs = beside.rows[0].pairs
     assert pairs["optimized"].ours == pytest.approx(0.4000005, rel=1e-9) and pairs["baseline"].ours == 0.8
+    assert beside.notes == (), "nothing of these rounds is dropped"
+
+
+def test_what_is_compared_by_windows_is_said(make_submission, make_run):
+    notes = " ".join(compare_with_run(make_submission([(0.8, 0.4)]), make_run(NEAR)).notes)
+    assert "ours on every shape: windows with a look at each output" in notes
 
 
 def test_a_run_without_a_clean_block_is_compared_as_it_is(make_submission, make_run, make_record):
@@ -139,7 +146,7 @@ def test_a_run_without_a_clean_block_is_compared_as_it_is(make_submission, make_
         blocks = {"blocks": [{"other_processes": 1}]}
         run.append([make_record(run.meta.shape_list()[0], 0, arm, (ns, ns), telemetry=blocks)])
     beside = compare_with_run(make_submission([(0.8, 0.4)]), run)
-    assert beside.rows[0].pairs["optimized"].ratio == pytest.approx(1) and "nothing is left" in beside.notes[0]
+    assert beside.rows[0].pairs["optimized"].ratio == pytest.approx(1) and "nothing is left" in beside.notes[1]
 
 
 def test_one_process_is_judged_by_the_others_spread():
