@@ -38,6 +38,11 @@ class Channel:
         self._socket.sendall(json.dumps({**values, "answers": request["nonce"]}).encode() + b"\n")
 
 
+def tells_failure(answer: dict[str, Any]) -> bool:
+    """Tell whether an answer says that something raised, in a call or in the build of an arm."""
+    return "failed" in answer or answer.get("status") in ("error", "oom")
+
+
 def end_with_parent(descriptor: int) -> None:
     """End this process when the parent's end of the lifeline closes, that is, when the parent is gone."""
 

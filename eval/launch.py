@@ -51,6 +51,7 @@ class WorkerProcess:
         self.timeout_s = timeout_s
         self.forged: list[str] = []
         self._tail = b""
+        self._heard = 0
         self._partial = b""
         self._asked: int | None = None
         self._socket, theirs = socket.socketpair()
@@ -75,6 +76,7 @@ class WorkerProcess:
     def send(self, op: str, /, **values: Any) -> None:
         """Send a request without waiting; `receive` gets its answer."""
         self._asked = secrets.randbits(48)
+        self._heard = 0
         data = json.dumps({"op": op, "nonce": self._asked, **values}).encode() + b"\n"
         try:
             self._socket.sendall(data)
@@ -95,7 +97,7 @@ class WorkerProcess:
             for key, _ in ready:
                 data = os.read(key.fd, 1 << 20) if key.fd == self._output else self._receive_bytes()
                 if key.fd == self._output:
-                    self._tail = (self._tail + data)[-TAIL_BYTES:]
+                    self._hear(data)
                     if not data:
                         self._selector.unregister(key.fileobj)
                 elif data:
@@ -112,6 +114,12 @@ class WorkerProcess:
         """Send a request and wait for its answer."""
         self.send(op, **values)
         return self.receive(stage or op)
+
+    def printed(self) -> str:
+        """Return the end of what the worker printed since it was last asked, on one line."""
+        self._drain()
+        heard = self._tail[-self._heard :] if self._heard else b""
+        return _without_frames(heard.decode(errors="replace"))[-TAIL_CHARACTERS:]
 
     def end(self) -> None:
         """End the worker's whole process group and close the pipes."""
@@ -178,7 +186,11 @@ class WorkerProcess:
         os.set_blocking(self._output, False)
         with suppress(BlockingIOError):
             while data := os.read(self._output, 1 << 16):
-                self._tail = (self._tail + data)[-TAIL_BYTES:]
+                self._hear(data)
+
+    def _hear(self, data: bytes) -> None:
+        self._tail = (self._tail + data)[-TAIL_BYTES:]
+        self._heard += len(data)
 
 
 class _Forked:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
+from rooflane.eval.channel import tells_failure
 from rooflane.eval.launch import Buffer, Crash, WorkerProcess
 from rooflane.eval.spent import Spent
 
@@ -69,7 +70,10 @@ class Team:
         try:
             if name not in self._workers:
                 raise Crash("the worker it lived in had ended")
-            return self._workers[name].ask(op, stage, **values)
+            answer = self._workers[name].ask(op, stage, **values)
+            if name != REFERENCE and tells_failure(answer) and (printed := self._workers[name].printed()):
+                answer["reason"] = f"{answer.get('reason', '')}; it printed: {printed}"
+            return answer
         except Crash as crash:
             self.end(name)
             if name == REFERENCE:

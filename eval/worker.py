@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from rooflane.eval import oversize
 from rooflane.eval.arms import Arm, first_call, free_memory
 from rooflane.eval.cache_states import CacheStates
 from rooflane.eval.calm_core import CalmCore
-from rooflane.eval.channel import Channel, end_with_parent
+from rooflane.eval.channel import Channel, end_with_parent, tells_failure
 from rooflane.eval.environment import describe_environment, gpu_uuid
 from rooflane.eval.failures import is_oom, told
 from rooflane.eval.host_pace import loop_ns
@@ -152,7 +153,12 @@ def run(channel: int, lifeline: int, buffers: list[int]) -> int:
     peer = Channel(channel)
     worker = Worker([SharedBytes(descriptor) for descriptor in buffers])
     while (request := peer.receive(awake=worker.awake)) is not None:
-        peer.answer(request, worker.answer(request))
+        answer = worker.answer(request)
+        if tells_failure(answer):
+            # What was printed before belongs to it, and Python holds a pipe's text back. Candidates may replace stdout.
+            with suppress(Exception):
+                sys.stdout.flush()
+        peer.answer(request, answer)
     return 0
 
 

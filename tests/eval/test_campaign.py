@@ -158,6 +158,17 @@ def test_each_bad_candidate_gets_its_own_row_and_harms_no_other(tmp_path):
 
 
 @pytest.mark.slow
+def test_what_a_candidate_printed_before_it_raised_stands_with_the_reason(tmp_path):
+    """Its author looks for it; the build and the first call are one request."""
+    head = "print('loaded')"
+    mine = candidate(tmp_path, "mine", "print('rows', tuple(x.shape))\nraise ValueError('no luck')", head)
+    run = evaluate([A], mine, processes=1, runs_dir=tmp_path / "runs", **FAST)
+    (row,) = [row for row in run.records() if row.arm == mine]
+    assert row.status == "error" and "no luck" in row.reason
+    assert row.reason.endswith("; it printed: loaded rows (2, 8, 16)")
+
+
+@pytest.mark.slow
 def test_a_killed_worker_costs_only_the_row_at_hand(tmp_path):
     mine = candidate(
         tmp_path, "mine", "if shape.id == 'b': os.kill(os.getpid(), signal.SIGKILL)\nreturn model(x, mask)"
