@@ -141,8 +141,8 @@ class ShapeWork(ShapeDesk):
             if row.worker in self.team:
                 try:
                     answer = checked(self.ask(row.worker, "inspect", f"check of {row.name}"))
-                    found += answer["findings"]
-                    row.peak_bytes = answer["peak_bytes"]
+                    found += answer.get("findings", ["its process did not say what it was checked for"])
+                    row.peak_bytes = answer.get("peak_bytes")
                 except (Crash, CallFailed, WrongOutput) as error:
                     row.fail(error, "the check of its process")
             elif row.status == "ok":
