@@ -22,10 +22,7 @@ CORES_AT_MOST = 32
 
 def usable_cores() -> float:
     """Return how many cores this process may keep busy: those it may run on, or its container's share of time."""
-    try:
-        cores = len(os.sched_getaffinity(0))
-    except AttributeError:  # not Linux
-        cores = os.cpu_count() or 1
+    cores = len(_allowed_cores()) or os.cpu_count() or 1
     try:
         quota, period = CPU_QUOTA.read_text().split()
         return min(cores, int(quota) / int(period))
@@ -40,11 +37,16 @@ def core_shares(count: int) -> list[list[int]]:
     Two threads that wait awake on one core take it from each other for 4 ms at a time: every other eager call took 6 ms
     in place of 2 (H200's host).
     """
-    try:
-        cores = sorted(os.sched_getaffinity(0))
-    except AttributeError:  # not Linux
-        cores = []
+    cores = _allowed_cores()
     return [cores[len(cores) * number // count : len(cores) * (number + 1) // count] for number in range(count)]
+
+
+def _allowed_cores() -> list[int]:
+    """Return the cores this process may run on; empty where the system does not say."""
+    try:
+        return sorted(os.sched_getaffinity(0))
+    except AttributeError:  # not Linux
+        return []
 
 
 class CalmCore:
