@@ -29,6 +29,7 @@ from rooflane.eval.interpreter import add_working_folder
 from rooflane.eval.judge import Judge
 from rooflane.eval.outputs import SharedBytes
 from rooflane.eval.records import EAGER
+from rooflane.eval.scattered_memory import ScatteredMemory, scatter_memory
 from rooflane.eval.script_rounds import ScriptRounds
 from rooflane.eval.subject import FIRST_INPUT, Subject
 from rooflane.eval.timing import make_clock
@@ -60,6 +61,7 @@ class Worker:
         self.subject: Subject | None = None
         self.awake = False
         self._core = CalmCore()
+        self._scattered: ScatteredMemory | None = None
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Do what is asked; what the harness itself raises is reported as such."""
@@ -88,6 +90,7 @@ class Worker:
         self.end_shape()
         oversize.cap_memory(self.device, memory_cap_bytes)
         if self.device.type == "cuda":
+            self._scattered = scatter_memory(str(seed))
             torch.cuda.reset_peak_memory_stats()
         shape = Shape(**shape)
         template = build_baseline(shape, self.device, seed)
@@ -123,6 +126,9 @@ class Worker:
         if self.subject:
             self.subject = None
             free_memory(self.device)
+        if self._scattered:
+            self._scattered.release()
+            self._scattered = None
         return {}
 
     def stay_awake(self, on: bool, cores: Sequence[int] = ()) -> dict[str, Any]:

@@ -29,6 +29,8 @@ def main(facts: int) -> None:
     end_with_parent(sys.stdin.fileno())
     if job.memory_bytes is not None:
         limit_memory(job.memory_bytes)
+    if job.scatter_seed:
+        scatter(job.scatter_seed)
     try:
         run_with_class(Path(job.organiser), job.arguments, lambda module: class_to_place(job), job.sha256)
     finally:
@@ -68,6 +70,16 @@ def class_to_place(job: SubmitJob) -> Any:
             return forward
 
     return UserOptimizedTransformer
+
+
+def scatter(seed: str) -> None:
+    """Scatter the device's memory, until this process ends; where there is no device the script says so itself."""
+    import torch
+
+    from rooflane.eval.scattered_memory import scatter_memory
+
+    if torch.cuda.is_available():
+        scatter_memory(seed)
 
 
 def limit_memory(limit: int) -> None:

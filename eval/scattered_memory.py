@@ -1,0 +1,70 @@
+"""Where a process's buffers lie in GPU memory, drawn anew for each.
+
+The driver hands the same pieces of memory to every process that asks for the same sizes in the same order, and how its
+buffers lie to each other moves a call that is bound by memory by up to 1 % (H200; briefs/host.md). Processes that all
+do the same would share one draw of that, and their spread would not show it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from contextlib import suppress
+from random import Random
+
+import torch
+
+# Memory comes in pages of this size.
+PAGE_BYTES = 2 << 20
+# Enough holes for every buffer of a shape, in 1/64 of the memory at most, half of which stays taken.
+BLOCKS = 48
+FREE_SHARE = 64
+
+
+class ScatteredMemory:
+    """Holds blocks of random sizes with as many holes between them, into which later buffers fall, until `release`.
+
+    Taken from the driver, so that no allocator's statistics count them. `allocate` and `free` stand for its calls.
+    """
+
+    def __init__(
+        self, seed: str, free_bytes: int, allocate: Callable[[int], int], free: Callable[[int], object]
+    ) -> None:
+        draw = Random(seed)
+        self._free = free
+        self._held: list[int] = []
+        pages = free_bytes // FREE_SHARE // BLOCKS // PAGE_BYTES
+        if not pages:
+            return
+        # A device whose memory is short is left as it is.
+        with suppress(MemoryError):
+            for _ in range(BLOCKS):
+                self._held.append(allocate(draw.randint(1, pages) * PAGE_BYTES))
+        draw.shuffle(self._held)
+        while len(self._held) > BLOCKS // 2:
+            free(self._held.pop())
+
+    def release(self) -> None:
+        """Give the blocks back."""
+        while self._held:
+            self._free(self._held.pop())
+
+
+def scatter_memory(seed: str) -> ScatteredMemory | None:
+    """Scatter the current GPU's memory by a seed; None where the driver's library is not found."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        take, give = driver.cuMemAlloc_v2, driver.cuMemFree_v2
+    except (OSError, AttributeError):
+        return None
+    take.argtypes, give.argtypes = (ctypes.POINTER(ctypes.c_uint64), ctypes.c_size_t), (ctypes.c_uint64,)
+
+    def allocate(size: int) -> int:
+        address = ctypes.c_uint64()
+        if take(ctypes.byref(address), size):
+            raise MemoryError
+        return address.value
+
+    # Makes the device's context current, without which the driver has nothing to take memory from.
+    torch.cuda.synchronize()
+    return ScatteredMemory(seed, torch.cuda.mem_get_info()[0], allocate, give)
