@@ -37,6 +37,11 @@ class ArmRow:
         else:
             self.status, self.reason = "error", str(error)
 
+    def note(self, line: str) -> None:
+        """Add a line to the notes of its verification, where it has one."""
+        if self.verification:
+            self.verification = self.verification.model_copy(update={"notes": [*self.verification.notes, line]})
+
     def record(self, **common: Any) -> Record:
         """Return the arm's row; `common` holds what the rows of one shape in one process share."""
         return Record(

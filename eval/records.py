@@ -59,7 +59,7 @@ class Timing(BaseModel):
     inputs of five times the cache. `loop_ns` `[round]` is a fixed loop of the interpreter ahead of each round.
 
     With fixed inputs a candidate is timed once more as the organiser's script does it, with no look at the outputs:
-    `bare_ns` are its calls and `bare_eager_ns` eager's, both `[round][call]`, in turn in one process.
+    `bare_ns` are its calls and `bare_eager_ns` eager's, both `[round][call]`, in turn in one fresh process.
     """
 
     model_config = _CONFIG

@@ -1,4 +1,4 @@
-"""The organiser's own protocol in a candidate's worker: eager and the candidate in turn, no look at any output.
+"""The organiser's own protocol in a candidate's process: eager and the candidate in turn, no look at any output.
 
 What stands between these calls is what stands between the script's, so its figures have something to be held against:
 one fixed input, both models in one process, no pause between the rounds (`rooflane submit --beside`). The evaluator's

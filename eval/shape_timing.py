@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rooflane.eval.awake import awake
 from rooflane.eval.blocks import Counts, Samples, choose_counts, time_blocks
+from rooflane.eval.fresh_rounds import FreshRounds
 from rooflane.eval.integrity import hidden_time, impossible_times, physical_floor_ns, quicker_unseen
 from rooflane.eval.lanes import Lane, Schedule
 from rooflane.eval.launch import Crash
@@ -68,11 +69,14 @@ class ShapeTiming:
             for name, error in failures.items():
                 self.failed(self.rows[name], error)
             states = OtherClocks(self).take()
+        if fixed:
+            for name in states:
+                states[name] |= FreshRounds(self).take(self.rows[name])
         if any(self.blocks):
             work.telemetry["blocks"] = self.blocks
         for name, samples in self.samples.items():
             row = self.rows[name]
-            if row.name not in failures and row.status != "error":
+            if row.ready:
                 row.timing = self._timing(row, samples, states[name])
             if self.lanes[name].overwritten and row.verification:
                 row.verification = with_overwritten(row.verification)

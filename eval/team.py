@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 from rooflane.eval.channel import tells_failure
@@ -117,6 +117,18 @@ class Team:
         if worker:
             self._keep_forged(name, worker)
             worker.end()
+
+    @contextmanager
+    def fresh(self, name: str) -> Iterator[str]:
+        """Start a further worker for a candidate and yield its name; it shares the buffer, and ends with the block."""
+        fresh = f"{name}, afresh"
+        self._buffers[fresh] = self._buffers[name]
+        try:
+            self.ensure(fresh)
+            yield fresh
+        finally:
+            self.end(fresh)
+            del self._buffers[fresh]
 
     def close(self) -> None:
         """End every worker and let go of the memory between them."""

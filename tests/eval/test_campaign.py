@@ -101,7 +101,7 @@ UNSEEN = "'times' in sys._getframe(2).f_locals and 'sides' in sys._getframe(2).f
 @pytest.mark.parametrize(
     ("body", "status", "said"),
     [
-        ("from rooflane.eval.subject import WrongKind; raise WrongKind('x')", "ok", "script's rounds were not taken"),
+        ("from rooflane.eval.subject import WrongKind; raise WrongKind('made up')", "incorrect", "made up"),
         ("raise ValueError('not today')", "ok", "the script's rounds were not taken"),
         ("os._exit(3)", "error", "exited with status 3"),
         ("sys._getframe(2).f_locals['times']['extra'] = [1]", "error", "not those that were asked for"),
@@ -421,3 +421,35 @@ def _alive(pid):
             return file.read().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
         return os.path.exists(f"/proc/{pid}")
+
+
+@pytest.mark.slow
+def test_the_scripts_rounds_are_the_first_thing_a_fresh_process_does(tmp_path, quiet_host):
+    """A process that has verified and run windows is none like the script's; its output is judged behind them."""
+    log = str(tmp_path / "calls.txt")
+    body = f"print(os.getpid(), {UNSEEN}, file=open({log!r}, 'a'))\nreturn model(x, mask)"
+    mine = candidate(tmp_path, "mine", body)
+    run = evaluate([A], mine, processes=1, inputs="fixed", runs_dir=tmp_path / "runs", **FAST)
+    (row,) = [row for row in run.records() if row.arm == mine]
+    assert row.status == "ok" and not row.integrity
+    lives = {}
+    for line in (tmp_path / "calls.txt").read_text().splitlines():
+        process, unseen = line.split()
+        lives.setdefault(process, []).append(unseen == "True")
+    first, second = lives.values()
+    assert not any(first)
+    # The build's call and the warm-ups, the rounds, then the output that is judged.
+    ahead, calls = second.index(True), 4 * len(row.timing.bare_ns[0])
+    assert ahead >= 2 and second[ahead:] == [True] * calls + [False]
+
+
+@pytest.mark.slow
+def test_a_candidate_that_is_wrong_in_a_fresh_process_alone_is_incorrect(tmp_path, quiet_host):
+    """It counts the processes it is built in: the first is verified, the second runs the script's rounds."""
+    head = f"path = {str(tmp_path / 'built.txt')!r}\nopen(path, 'a').write(f'{{os.getpid()}}\\n')\n"
+    late = "len(set(open(path).read().split())) > 1"
+    mine = candidate(tmp_path, "mine", f"return model(x, mask) * (1.5 if {late} else 1.0)", head)
+    run = evaluate([A], mine, processes=1, inputs="fixed", runs_dir=tmp_path / "runs", **FAST)
+    (row,) = [row for row in run.records() if row.arm == mine]
+    assert row.status == "incorrect" and row.reason.startswith("in a fresh process: accuracy trial")
+    assert row.timing is None
