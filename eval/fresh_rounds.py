@@ -1,7 +1,7 @@
 """The organiser's own protocol, timed as the organiser times it: in a process that has done nothing else.
 
 A worker that has verified a candidate, kept outputs and run windows is no such process: on an H200 shape 13 took 1.3 %
-less in one (briefs/submit.md). So a further worker builds the candidate, runs the script's rounds, and is only then
+less in one (briefs/process.md). So a further worker builds the candidate, runs the script's rounds, and is only then
 asked for an output to judge. Loads no torch.
 """
 

@@ -239,32 +239,91 @@ def test_the_briefs_submission_table_and_counts_are_the_records(root, submission
     assert f"gives the same package {said[0]}" in (root / "README.md").read_text()
 
 
-def test_awake_the_two_clocks_agree_where_the_brief_says_so(root):
-    """Our rounds without looks, every one of them, beside what the script printed in the same hour."""
-    folder = root / "briefs" / "records" / "h200-awake"
-    submission, run = open_submission(folder / "submit"), open_run(folder / "fixed")
-    summary = summarise_submission(submission)
-    assert not summary.missing and all(row.outcome == "passed" and row.runs == 3 for row in summary.rows)
-    page = (root / "briefs" / "submit.md").read_text()
-    agreed: dict[str, list[str]] = {"dispatched": [], "eager": []}
+def beside_the_script(root, name):
+    """Return the brief's lines of a record, the shapes whose interval holds 1 by arm, and the submission's summary.
+
+    Our rounds of the script's kind, every one of them, beside what the script printed in the same hour.
+    """
+    folder = root / "briefs" / "records" / name
+    records, summary = open_run(folder / "fixed").records(), summarise_submission(open_submission(folder / "submit"))
+    lines, agreed = [], {"dispatched": [], "eager": []}
     for row in summary.rows:
+        timings = {arm: [r.timing for r in records if (r.arm, r.shape_id) == (arm, row.shape.id)] for arm in agreed}
+        ours = {arm: [timing.bare_ns for timing in timings[arm]] for arm in agreed}
+        if any(timing.bare_eager_ns for timing in timings["dispatched"]):
+            ours["eager"] = [timing.bare_eager_ns for timing in timings["dispatched"]]
         pairs = []
         for arm, theirs, what in (
             ("dispatched", row.optimized_ms, "optimized"),
             ("eager", row.baseline_ms, "baseline"),
         ):
-            found = [r for r in run.records() if r.arm == arm and r.shape_id == row.shape.id]
-            pair = pair_of(theirs, [median(sum(r.timing.bare_ns, [])) / 1e6 for r in found], ROUNDING[what])
-            agreed[arm] += [row.shape.id] * pair.agrees
-            pairs.append(pair)
+            pairs.append(pair_of(theirs, [median(sum(rounds, [])) / 1e6 for rounds in ours[arm]], ROUNDING[what]))
+            agreed[arm] += [row.shape.id] * pairs[-1].agrees
         mine, base = pairs
         ratios = [f"{pair.ratio:.3f} [{pair.low:.3f}, {pair.high:.3f}]{'' if pair.agrees else ' !'}" for pair in pairs]
         span = f"{mine.theirs:.4f} ({min(row.optimized_ms):.4f}-{max(row.optimized_ms):.4f})"
         cells = [row.shape.id, span, f"{mine.ours:.4f}", ratios[0], f"{base.theirs:.3g}", f"{base.ours:.3g}", ratios[1]]
-        assert f"| {' | '.join(cells)} |" in page
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines, agreed, summary
+
+
+def test_awake_the_two_clocks_agree_where_the_brief_says_so(root):
+    lines, agreed, summary = beside_the_script(root, "h200-awake")
+    assert not summary.missing and all(row.outcome == "passed" and row.runs == 3 for row in summary.rows)
+    page = (root / "briefs" / "submit.md").read_text()
+    assert all(line in page for line in lines)
     assert f"hold 1 on {len(agreed['dispatched'])} of 13 shapes, with eager on all {len(agreed['eager'])}" in page
     mean = summary.geomean
     assert f"mean is {mean.centre:.3g}x [{mean.low:.3g}, {mean.high:.3g}]" in page
+
+
+def test_scattered_and_afresh_the_two_clocks_agree_on_every_shape(root):
+    """A shape counts by the last of the two records that has it."""
+    page = (root / "briefs" / "submit.md").read_text()
+    everywhere = {str(number) for number in range(1, 14)}
+    (first, scattered, whole), (last, afresh, some) = (
+        beside_the_script(root, f"h200-{name}") for name in ("scattered", "afresh")
+    )
+    assert all(line in page for line in first + last)
+    assert {row.shape.id: row.runs for row in whole.rows} == dict.fromkeys(everywhere, 3) | {"13": 2}
+    assert all(row.outcome == "passed" for row in whole.rows + some.rows)
+    assert everywhere - set(scattered["dispatched"]) == {"12", "13"}
+    assert everywhere - set(scattered["eager"]) == {"1"}
+    assert set(afresh["dispatched"]) == {"8", "12", "13"} and set(afresh["eager"]) == {"8", "12"}
+    assert all(row.runs == 3 for row in some.rows)
+    # What the run says of itself is what the brief's table says.
+    for name, agreed in (("h200-scattered", scattered), ("h200-afresh", afresh)):
+        folder = root / "briefs" / "records" / name
+        rows = compare_with_run(open_submission(folder / "submit"), open_run(folder / "fixed")).rows
+        assert [row.shape for row in rows if row.pairs["optimized"].agrees] == agreed["dispatched"]
+
+
+def test_windows_and_fresh_rounds_lie_apart_as_the_briefs_say(root):
+    """Medians over the processes of the run that holds both."""
+    times: dict[str, tuple[list[float], list[float]]] = {shape: ([], []) for shape in ("8", "12", "13")}
+    for record in open_run(root / "briefs" / "records" / "h200-afresh" / "fixed").records():
+        if record.arm == "dispatched":
+            for kept, rounds in zip(
+                times[record.shape_id], (record.timing.event_ns, record.timing.bare_ns), strict=True
+            ):
+                kept.append(median(sum(rounds, [])) / 1e6)
+    page = (root / "briefs" / "process.md").read_text()
+    for shape, (windows, fresh) in times.items():
+        seen, unseen = median(windows), median(fresh)
+        assert f"| {shape} | {seen:.4f} | {unseen:.4f} | {unseen / seen:.3f} |" in page
+    seen = [f"{median(times[shape][0]):.4f}" for shape in ("13", "8")]
+    assert f"read {seen[0]} and {seen[1]} ms on shapes 13 and 8" in (root / "briefs" / "submit.md").read_text()
+
+
+def test_shape_12_is_slower_in_the_process_that_verifies_in_full(root):
+    first, others = [], []
+    for name in ("awake", "scattered", "afresh"):
+        for record in open_run(root / "briefs" / "records" / f"h200-{name}" / "fixed").records():
+            if (record.arm, record.shape_id) == ("dispatched", "12"):
+                (others if record.process else first).append(median(sum(record.timing.event_ns, [])) / 1e3)
+    said = "{:.1f}, {:.1f} and {:.1f} us".format(*first) + " in the three runs on fixed inputs"
+    page = (root / "briefs" / "process.md").read_text()
+    assert said in page and f"{min(others):.1f} to {max(others):.1f} in every other process" in page
 
 
 def test_eager_found_a_slow_host_more_often_in_our_workers_than_in_the_script(root, submissions, campaigns):
@@ -312,7 +371,15 @@ def test_the_hosts_brief_counts_slow_rounds_as_the_records_hold_them(root):
             for record in open_run(root / "briefs" / "records" / name).records()
             if record.timing and record.shape_id not in ("6", "8", "13", "14")
         ]
-        for name in ("h200-fixed", "h200-awake/fixed", "h200-campaign-1", "h200-campaign-2", "h200-campaign-3")
+        for name in (
+            "h200-fixed",
+            "h200-awake/fixed",
+            "h200-campaign-1",
+            "h200-campaign-2",
+            "h200-campaign-3",
+            "h200-scattered/fixed",
+            "h200-afresh/fixed",
+        )
     }
 
     def slow(name):
@@ -320,12 +387,22 @@ def test_the_hosts_brief_counts_slow_rounds_as_the_records_hold_them(root):
         return f"{sum(median(part) > 2.5e6 for part in rounds)} of {len(rounds)}"
 
     page = (root / "briefs" / "host.md").read_text()
-    asleep, awake, first, second, third = map(slow, records)
+    asleep, awake, first, second, third, later, _ = map(slow, records)
     assert f" | {asleep} | {awake} |" in page and f" | {first}, {second} | {third} |" in page
-    arms = ("eager", "identity", "sdpa")
-    rounds = [part for r in records["h200-campaign-3"] if r.arm in arms for part in r.timing.event_ns if part]
-    longer = [sum(3.3e6 < call - min(part) < 5.2e6 for call in part) >= max(2, len(part) / 3) for part in rounds]
-    assert f"in {sum(longer)} of the third campaign's {len(rounds)} rounds" in page
+    assert f"([later](records/h200-scattered/fixed/run.json)) | | {later} |" in page
+
+    def longer(*names):
+        arms = ("eager", "identity", "sdpa")
+        parts = [part for name in names for r in records[name] if r.arm in arms for part in r.timing.event_ns if part]
+        return sum(sum(3.3e6 < c - min(p) < 5.2e6 for c in p) >= max(2, len(p) / 3) for p in parts), len(parts)
+
+    assert "in {} of the third campaign's {} rounds".format(*longer("h200-campaign-3")) in page
+    assert longer("h200-scattered/fixed", "h200-afresh/fixed") == (0, 132) and "no round of 132 shows it" in page
+    loops = [p / 1e3 for r in records["h200-scattered/fixed"] if r.arm == "eager" for p in r.timing.loop_ns]
+    assert f"the loop took eager's worker {min(loops):.0f} to {max(loops):.0f} us" in page
+    rows = open_submission(root / "briefs" / "records" / "h200-scattered" / "submit").rows()
+    script = [row.figures.baseline.median_ms > 2.5 for row in rows if row.shape not in ("6", "8", "13")]
+    assert f"the script met slow cores in {sum(script)} of its {len(script)} measurements" in page
     third, fixed = (calm_speedups(root, name) for name in ("h200-campaign-3", "h200-awake/fixed"))
     spans = [f"{min(values):.0f}x to {max(values):.0f}x" for values in (third, fixed)]
     said = f"read {spans[0]}, and those of fixed inputs {spans[1]}"
