@@ -25,6 +25,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 
@@ -56,6 +57,7 @@ class ForkServer:
         )
         theirs.close()
         self._ready = False
+        self._asked = 0
 
     @property
     def pid(self) -> int:
@@ -69,10 +71,9 @@ class ForkServer:
     def start(self, descriptors: tuple[int, ...]) -> int:
         """Fork a worker; it gets copies of the descriptors (channel, lifeline, output, buffers). Return its id."""
         self._await_imports()
-        message = json.dumps({"op": "fork", "cwd": os.getcwd()}).encode()
         packed = array.array("i", descriptors)
-        self._socket.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, packed)])
-        return self._reply()["pid"]
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, packed)]
+        return self._ask({"op": "fork", "cwd": os.getcwd()}, rights)["pid"]
 
     def preload(self, modules: tuple[str, ...]) -> None:
         """Import modules in the server, so that workers forked from now on have them.
@@ -80,13 +81,11 @@ class ForkServer:
         What does not import there is left to the workers, whose rows say why it does not.
         """
         self._await_imports()
-        self._socket.send(json.dumps({"op": "import", "modules": modules}).encode())
-        self._reply()
+        self._ask({"op": "import", "modules": modules})
 
     def poll(self, pid: int, *, wait: bool = False) -> int | None:
         """Return how a worker ended (negative: by that signal), None while it runs."""
-        self._socket.send(json.dumps({"op": "wait" if wait else "poll", "pid": pid}).encode())
-        return self._reply()["status"]
+        return self._ask({"op": "wait" if wait else "poll", "pid": pid})["status"]
 
     def close(self) -> None:
         """End the server; its workers end with their parent's other pipes."""
@@ -107,13 +106,19 @@ class ForkServer:
             raise ForkServerError(self._last_words())
         self._socket.settimeout(None)
 
-    def _reply(self) -> dict:
-        data = b""
-        with suppress(OSError):  # reset, where it was killed with a request unread
-            data = self._socket.recv(1 << 16)
-        if not data:
-            raise ForkServerError(self._last_words())
-        return json.loads(data)
+    def _ask(self, request: dict, rights: Sequence[tuple] = ()) -> dict:
+        """Return the reply to a request; one to an earlier request, which Ctrl-C cut short, is passed over."""
+        self._asked += 1
+        self._socket.sendmsg([json.dumps({"number": self._asked, **request}).encode()], rights)
+        while True:
+            data = b""
+            with suppress(OSError):  # reset, where it was killed with a request unread
+                data = self._socket.recv(1 << 16)
+            if not data:
+                raise ForkServerError(self._last_words())
+            reply = json.loads(data)
+            if reply["number"] == self._asked:
+                return reply
 
     def _last_words(self) -> str:
         """Return the end of what a server said that answers no more, and end it."""
@@ -195,6 +200,7 @@ def serve(channel: socket.socket) -> None:
         if not data:
             return
         message = json.loads(data)
+        reply = {"number": message["number"]}
         if message["op"] == "fork":
             # A worker's collector would otherwise visit, and so copy, every page of what was imported here.
             gc.freeze()
@@ -207,14 +213,14 @@ def serve(channel: socket.socket) -> None:
                 become_worker(list(descriptors), message["cwd"])
             for descriptor in descriptors:
                 os.close(descriptor)
-            channel.send(json.dumps({"pid": pid}).encode())
+            reply["pid"] = pid
         elif message["op"] == "import":
             for module in message["modules"]:
                 with suppress(Exception):
                     import_module(module)
-            channel.send(json.dumps({}).encode())
         else:
-            channel.send(json.dumps({"status": _status(message["pid"], message["op"] == "wait")}).encode())
+            reply["status"] = _status(message["pid"], message["op"] == "wait")
+        channel.send(json.dumps(reply).encode())
 
 
 def socket_receive(channel: socket.socket) -> tuple:

@@ -7,6 +7,8 @@ asked for an output to judge. Loads no torch.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from rooflane.eval.awake import awake
@@ -30,27 +32,45 @@ class FreshRounds:
         self.work = timing.work
 
     def take(self, row: ArmRow) -> dict[str, Any]:
-        """Return fields of `Timing`; a call that raises is noted, a process that is lost or wrong costs the row."""
+        """Return fields of `Timing`; what cannot be taken is noted, a process that is lost or wrong costs the row."""
         if row.kind != "candidate" or not row.ready or EAGER not in self.timing.samples:
             return {}
+        work = self.work
         try:
-            with self.work.team.fresh(row.worker) as worker:
-                return self._rounds(row, worker)
+            if monotonic() + work.context.setup_s.get(row.name, 0.0) > work.deadline:
+                raise CallFailed("skipped", "the time budget was spent")
+            with ExitStack() as stack:
+                worker = self._begin(row, stack)
+                found = self._rounds(row, worker)
+                with work.team.spending("verification"):
+                    self._judge(row, worker)
+            return found
         except CallFailed as error:
             row.note(f"the script's rounds were not taken: {error}")
         except (Crash, WrongOutput) as error:
             self.timing.failed(row, error)
         return {}
 
+    def _begin(self, row: ArmRow, stack: ExitStack) -> str:
+        """Start the process, which lives as long as `stack`, and have it begin the shape; no candidate runs yet."""
+        work = self.work
+        try:
+            worker = stack.enter_context(work.team.fresh(row.worker))
+            with work.team.spending("set-up"):
+                checked(work.ask(worker, "shape", f"build of {EAGER}", **work.beginning(worker)))
+        except Crash as crash:
+            raise CallFailed("error", str(crash)) from None
+        return worker
+
     def _rounds(self, row: ArmRow, worker: str) -> dict[str, Any]:
         timing, work = self.timing, self.work
         sides = (EAGER, row.name)
         rounds, repeats = work.settings.rounds, min(timing.samples[name].counts.repeats for name in sides)
         with work.team.spending("set-up"):
-            work.begin(worker)
             built = checked(work.ask(worker, "build", f"build of {row.name}", name=row.name))
-        if built["status"] != "ok":
-            raise CallFailed(built["status"], built["reason"])
+            if built["status"] != "ok":
+                raise CallFailed(built["status"], built["reason"])
+            work.ask(worker, "count_running", f"build of {row.name}")
         with awake(work, [worker]), work.team.spending("measurement"):
             found = work.ask(
                 worker,
@@ -68,8 +88,6 @@ class FreshRounds:
             for side in found.values()
         ):
             raise Crash(f"the worker's clocks of {row.name} are not those that were asked for")
-        with work.team.spending("verification"):
-            self._judge(row, worker)
         return found
 
     def _judge(self, row: ArmRow, worker: str) -> None:
@@ -84,8 +102,9 @@ class FreshRounds:
             trials=1,
             level="trials",
         )
-        if verification.status != "ok":
-            raise WrongOutput(f"in a fresh process: {verification.reason}")
         answer = checked(work.ask(worker, "inspect", f"check of {row.name}"))
         row.integrity += answer.get("findings", ["its process did not say what it was checked for"])
-        row.integrity += work.team.forged(worker)
+        if verification.status == "incorrect":
+            raise WrongOutput(f"in a fresh process: {verification.reason}")
+        if verification.status != "ok":
+            raise CallFailed(verification.status, f"no output of that process could be judged: {verification.reason}")

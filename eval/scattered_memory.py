@@ -1,15 +1,14 @@
 """Where a process's buffers lie in GPU memory, drawn anew for each.
 
 The driver hands the same pieces of memory to every process that asks for the same sizes in the same order, and how its
-buffers lie to each other moves a call by up to 1 % (H200; briefs/process.md). Processes that all do the same would share
-one draw of that, and their spread would not show it.
+buffers lie to each other moves a call by up to 1 % (H200; briefs/process.md). Processes that all do the same would
+share one draw of that, and their spread would not show it.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from contextlib import suppress
 from random import Random
 
 import torch
@@ -18,7 +17,7 @@ import torch
 PAGE_BYTES = 2 << 20
 # Enough holes for every buffer of a shape, in 1/64 of the memory at most, half of which stays taken.
 BLOCKS = 48
-FREE_SHARE = 64
+SHARE = 64
 
 
 class ScatteredMemory:
@@ -28,18 +27,20 @@ class ScatteredMemory:
     """
 
     def __init__(
-        self, seed: str, free_bytes: int, allocate: Callable[[int], int], free: Callable[[int], object]
+        self, seed: str, total_bytes: int, allocate: Callable[[int], int], free: Callable[[int], object]
     ) -> None:
         draw = Random(seed)
         self._free = free
         self._held: list[int] = []
-        pages = free_bytes // FREE_SHARE // BLOCKS // PAGE_BYTES
+        pages = total_bytes // SHARE // BLOCKS // PAGE_BYTES
         if not pages:
             return
-        # A device whose memory is short is left as it is.
-        with suppress(MemoryError):
+        try:
             for _ in range(BLOCKS):
                 self._held.append(allocate(draw.randint(1, pages) * PAGE_BYTES))
+        except MemoryError:  # nothing to spare: left as it is
+            self.release()
+            return
         draw.shuffle(self._held)
         while len(self._held) > BLOCKS // 2:
             free(self._held.pop())
@@ -67,4 +68,5 @@ def scatter_memory(seed: str) -> ScatteredMemory | None:
 
     # Makes the device's context current, without which the driver has nothing to take memory from.
     torch.cuda.synchronize()
-    return ScatteredMemory(seed, torch.cuda.mem_get_info()[0], allocate, give)
+    # All of it and not what is free: a seed means the same whoever else has begun.
+    return ScatteredMemory(seed, torch.cuda.mem_get_info()[1], allocate, give)

@@ -61,7 +61,7 @@ class ShapeDesk:
         if self.todo.oversize:
             names = names[:1]
         self.context.on_stage(self.shape.id, EAGER, "build")
-        answers = self.team.ask_all(names, "shape", f"build of {EAGER}", **self._beginning(REFERENCE))
+        answers = self.team.ask_all(names, "shape", f"build of {EAGER}", **self.beginning(REFERENCE))
         for name, answer in answers.items():
             self._begun(name, answer)
 
@@ -69,11 +69,12 @@ class ShapeDesk:
         """Have one worker begin this shape."""
         self.team.ensure(worker)
         stage = f"build of {EAGER if worker == REFERENCE else worker}"
-        self._begun(worker, self.ask(worker, "shape", stage, **self._beginning(worker)))
+        self._begun(worker, self.ask(worker, "shape", stage, **self.beginning(worker)))
         if worker not in self.capacities:
             raise Crash("its worker cannot begin the shape")
 
-    def _beginning(self, worker: str) -> dict[str, Any]:
+    def beginning(self, worker: str) -> dict[str, Any]:
+        """Return what a worker begins this shape with."""
         # The cap stands for a smaller device; a chunked reference may use what is really there.
         capped = not (self.todo.oversize and worker == REFERENCE)
         cap = self.settings.memory_cap_bytes if capped else None

@@ -44,7 +44,7 @@ class ShapeTiming:
         self.blocks: list[dict[str, Any] | None] = []
 
     def run(self) -> None:
-        """Warm every arm up, time the blocks, then take the other clocks in the first process."""
+        """Warm every arm up, time the blocks, then take the other clocks and the script's rounds where they are due."""
         work, settings = self.work, self.work.settings
         fixed = settings.inputs == "fixed"
         schedule = Schedule(work.seed, work.shape.padding_ratio, fixed)

@@ -74,7 +74,8 @@ class ShapeWork(ShapeDesk):
             if expected:
                 row.reason = f"the run's time budget leaves no room for its set-up of about {expected:.0f} s"
             return row
-        if row.kind == "copy" and not rows[row.worker].ready:
+        # Its row may be there already: lost with the reference, say.
+        if row.kind == "copy" and not (row.worker in rows and rows[row.worker].ready):
             row.status, row.reason = "skipped", "the candidate it copies is not timed"
             return row
         try:

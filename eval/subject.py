@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +61,6 @@ class Subject:
         self.state = ProcessState()
         self._running: tuple[int, int] | None = None
         self._weights: dict[str, LentWeights] = {}
-        self._peak_bytes = 0
 
     def adopt(self, arm: Arm) -> None:
         """Take an arm that was built elsewhere, such as eager itself."""
@@ -134,31 +132,23 @@ class Subject:
 
     def settle(self) -> dict[str, Any]:
         """Note how many threads and processes run now, and the candidate's weights, before anything is timed."""
-        # What the harness itself starts later is started now: torch's thread pool, the fingerprint's compiler.
-        torch.ones(POOL_ELEMENTS).mul_(2)
+        # What the harness itself starts later is started now: the fingerprint's compiler, then torch's thread pool.
         tokens, width = self.shape.tokens, self.shape.d_model
         Fingerprinter(tokens * width, tokens, torch_dtype(self.shape.dtype), self.device, 0, 1)
-        self._running = thread_count(), child_count()
         candidates = [arm for arm in self.arms.values() if arm.kind == "candidate" and arm.weights is not None]
         self._weights = {arm.name: LentWeights(arm.weights) for arm in candidates}
-        return {}
+        return self.count_running()
 
-    @contextmanager
-    def uncounted_memory(self) -> Iterator[None]:
-        """Leave what a block takes out of the peak that `inspect` tells: eager's calls here are not the candidate's."""
-        if self.device.type != "cuda":
-            yield
-            return
-        self._peak_bytes = max(self._peak_bytes, torch.cuda.max_memory_allocated())
-        try:
-            yield
-        finally:
-            torch.cuda.reset_peak_memory_stats()
+    def count_running(self) -> dict[str, Any]:
+        """Note how many threads and processes run now, for `inspect` to compare with."""
+        torch.ones(POOL_ELEMENTS).mul_(2)
+        self._running = thread_count(), child_count()
+        return {}
 
     def inspect(self) -> dict[str, Any]:
         """Return what was tampered with since this shape began, and what of the process changed while timing."""
         # Before the digests below take memory of their own.
-        peak = max(self._peak_bytes, torch.cuda.max_memory_allocated()) if self.device.type == "cuda" else None
+        peak = torch.cuda.max_memory_allocated() if self.device.type == "cuda" else None
         findings = self.state.changes()
         threads, children = 0, 0
         if self._running:

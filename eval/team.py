@@ -120,21 +120,29 @@ class Team:
 
     @contextmanager
     def fresh(self, name: str) -> Iterator[str]:
-        """Start a further worker for a candidate and yield its name; it shares the buffer, and ends with the block."""
+        """Start a further worker for a candidate and yield its name; it shares the buffer, and ends with the block.
+
+        What its channel carried counts as the candidate's. Raises `Crash` when it cannot be started.
+        """
         fresh = f"{name}, afresh"
         self._buffers[fresh] = self._buffers[name]
         try:
-            self.ensure(fresh)
+            with self.spending("set-up"):
+                self.ensure(fresh)
             yield fresh
         finally:
-            self.end(fresh)
-            del self._buffers[fresh]
+            try:
+                self.end(fresh)
+            finally:
+                del self._buffers[fresh]
+                self._forged.setdefault(name, []).extend(self._forged.pop(fresh, []))
 
     def close(self) -> None:
         """End every worker and let go of the memory between them."""
         for name in list(self._workers):
             self.end(name)
-        for buffer in self._buffers.values():
+        # Once each: a fresh worker shares its candidate's.
+        for buffer in set(self._buffers.values()):
             buffer.close()
 
     def spending(self, what: str) -> AbstractContextManager[None]:

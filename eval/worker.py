@@ -37,7 +37,9 @@ from rooflane.eval.windows import Windows
 from rooflane.shapes import Shape
 
 RUN_RULES = "the rules of the run"
-SUBJECT_OPS = ("build", "call", "repeat", "signature", "weights_digest", "load", "settle", "inspect", "drop")
+SUBJECT_OPS = (
+    "build", "call", "repeat", "signature", "weights_digest", "load", "settle", "count_running", "inspect", "drop",
+)  # fmt: skip
 WINDOW_OPS = ("estimate", "prepare", "go", "finish", "ship", "release")
 JUDGE_OPS = ("compare", "stress", "stress_names", "marks", "kept")
 BIG_OPS = ("big_call", "big_ship", "big_time")

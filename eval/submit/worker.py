@@ -29,9 +29,9 @@ def main(facts: int) -> None:
     end_with_parent(sys.stdin.fileno())
     if job.memory_bytes is not None:
         limit_memory(job.memory_bytes)
-    if job.scatter_seed:
-        scatter(job.scatter_seed)
     try:
+        if job.scatter_seed:
+            scatter(job.scatter_seed)
         run_with_class(Path(job.organiser), job.arguments, lambda module: class_to_place(job), job.sha256)
     finally:
         # Behind the run, so that nothing of it is disturbed.

@@ -18,7 +18,7 @@ from rooflane.eval.records import RECORDS_FILE
 from rooflane.eval.reveal import keep_seed
 from rooflane.eval.run import open_run
 from rooflane.eval.settings import Settings
-from rooflane.eval.team import ReferenceLost
+from rooflane.eval.team import ReferenceLost, Team
 from rooflane.shapes import Shape
 
 A = Shape("a", 2, 8, 16, 2, 16, 1)
@@ -453,3 +453,115 @@ def test_a_candidate_that_is_wrong_in_a_fresh_process_alone_is_incorrect(tmp_pat
     (row,) = [row for row in run.records() if row.arm == mine]
     assert row.status == "incorrect" and row.reason.startswith("in a fresh process: accuracy trial")
     assert row.timing is None
+
+
+CHANNEL = """
+def junk():
+    for name in os.listdir('/proc/self/fd'):
+        try:
+            if os.readlink('/proc/self/fd/' + name).startswith('socket'):
+                os.write(int(name), b'junk\\n')
+        except OSError:
+            pass
+"""
+HELPERS = "import subprocess, threading\n" + CHANNEL
+IN_ROUNDS = f"if {UNSEEN} and not hasattr(forward, 'once'):\n    forward.once = True\n    "
+
+
+@pytest.mark.slow
+def test_what_is_done_in_the_scripts_rounds_is_found_in_the_row_it_belongs_to(tmp_path, quiet_host):
+    """A thread and a process that go on running; a line in the channel, of a candidate that then raises."""
+    spawn = "subprocess.Popen(['sleep', '300']); threading.Thread(target=time.sleep, args=(300,), daemon=True).start()"
+    starts = candidate(tmp_path, "starts", f"{IN_ROUNDS}{spawn}\nreturn model(x, mask)", HELPERS)
+    forge = "junk() if shape.id == 'b' else None\n    raise ValueError('not today')"
+    forges = candidate(tmp_path, "forges", f"{IN_ROUNDS}{forge}\nreturn model(x, mask)", HELPERS)
+    run = evaluate([A, B], [starts, forges], processes=1, inputs="fixed", runs_dir=tmp_path / "runs", **FAST)
+    rows = {(row.shape_id, row.arm): row for row in run.records()}
+    said = " ".join(rows["a", starts].integrity)
+    assert "1 threads were started" in said and "1 processes were started" in said
+    assert not rows["a", forges].integrity
+    assert any("no answer came out of the worker's channel" in line for line in rows["b", forges].integrity)
+    assert all("not today" in rows[shape, forges].verification.notes[-1] for shape in "ab")
+
+
+def hooked(monkeypatch, hook):
+    """Let `hook(team, worker, op)` answer in a worker's stead, or do something first."""
+    real = Team.ask
+
+    def ask(self, name, op, stage="", /, **values):
+        return hook(self, name, op) or real(self, name, op, stage, **values)
+
+    monkeypatch.setattr(Team, "ask", ask)
+
+
+def is_afresh(team):
+    """Tell whether a fresh worker lives."""
+    return any(name.endswith(", afresh") for name in team._workers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("op", "whose"), [("shape", "fresh"), ("build", "fresh"), ("call", "fresh"), ("compare", "reference")]
+)
+def test_memory_that_a_fresh_process_lacks_costs_its_rounds_alone(tmp_path, quiet_host, monkeypatch, op, whose):
+    def hook(team, name, asked):
+        mine = name.endswith(", afresh") if whose == "fresh" else name == whose
+        if asked == op and mine and is_afresh(team):
+            return {"failed": "oom", "reason": "CUDA out of memory"}
+
+    hooked(monkeypatch, hook)
+    mine = candidate(tmp_path, "mine", "return model(x, mask)")
+    run = evaluate([A], mine, processes=1, inputs="fixed", runs_dir=tmp_path / "runs", **FAST)
+    (row,) = [row for row in run.records() if row.arm == mine]
+    assert row.status == "ok" and row.timing.event_ns and not row.timing.bare_ns and not row.integrity
+    note = row.verification.notes[-1]
+    assert note.startswith("the script's rounds were not taken: ") and "CUDA out of memory" in note
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["afresh", "before"])
+def test_a_reference_lost_while_it_judges_costs_that_candidate_and_no_campaign(tmp_path, quiet_host, monkeypatch, when):
+    killed = []
+
+    def hook(team, name, op):
+        if (name, op) == ("reference", "compare") and is_afresh(team) == (when == "afresh") and not killed:
+            killed.append(name)
+            os.kill(team._workers[name].pid, signal.SIGKILL)
+
+    hooked(monkeypatch, hook)
+    mine, other = (candidate(tmp_path, name, "return model(x, mask)") for name in ("mine", "other"))
+    run = evaluate([A], [mine, other], processes=1, inputs="fixed", runs_dir=tmp_path / "runs", **FAST)
+    rows = {row.arm: row for row in run.records()}
+    assert killed and rows[mine].status == "error" and "SIGKILL" in rows[mine].reason
+    assert rows[f"copy of {mine}"].status == "skipped" and rows[other].status == rows["eager"].status == "ok"
+
+
+@pytest.mark.slow
+def test_a_time_budget_that_is_spent_leaves_the_scripts_rounds_out(tmp_path, quiet_host):
+    """Building takes 3 s of 5, so there is no room for a second time."""
+    path = tmp_path / "mine.py"
+    path.write_text("import time\ndef build(model, shape, device):\n    time.sleep(3)\n    return model\n")
+    run = evaluate(
+        [A], str(path), processes=1, inputs="fixed", runs_dir=tmp_path / "runs", **FAST | {"time_budget_s": 9}
+    )
+    (row,) = [row for row in run.records() if row.arm == str(path)]
+    assert row.timing.event_ns and not row.timing.bare_ns
+    assert row.verification.notes[-1] == "the script's rounds were not taken: the time budget was spent"
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_a_fresh_process_is_ended_keeps_what_was_measured(tmp_path, quiet_host, monkeypatch):
+    real, pressed = Team.end, []
+
+    def end(self, name):
+        real(self, name)
+        if name.endswith(", afresh") and not pressed:
+            pressed.append(name)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Team, "end", end)
+    mine = candidate(tmp_path, "mine", "return model(x, mask)")
+    run = evaluate([A, B], mine, processes=1, inputs="fixed", runs_dir=tmp_path / "runs", **FAST)
+    assert run.interrupted and pressed
+    whole = resume(run.folder)
+    assert all(row.status == "ok" for row in whole.records()) and len(whole.records()) == 2 * len(arms_of(mine))

@@ -144,3 +144,26 @@ def test_a_candidate_named_random_runs_and_imports_its_neighbour(own_server, tmp
         budget_s=0.02,
     )
     assert {row.status for row in run.records()} == {"ok"}
+
+
+@pytest.mark.slow
+def test_a_reply_that_ctrl_c_left_unread_is_not_taken_for_the_next(own_server, monkeypatch):
+    server = forkserver.fork_server()
+    server.preload(())
+    real = server._socket
+
+    class Interrupted:
+        """The server's socket, Ctrl-C at its first reply."""
+
+        def sendmsg(self, *values):
+            return real.sendmsg(*values)
+
+        def recv(self, size):
+            server._socket = real
+            raise KeyboardInterrupt
+
+    server._socket = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        server.preload(("json",))
+    # No child of this number: the server answers that it is gone, and not that it imported something.
+    assert server.poll(1) == -signal.SIGKILL

@@ -66,16 +66,3 @@ def test_a_candidate_that_raises_is_told(make_rounds):
     rounds, _, _ = make_rounds(mine=broken)
     found = rounds.script_rounds("mine", 3, 1, 2, 4)
     assert found["failed"] == "error" and "not today" in found["reason"]
-
-
-def test_what_eager_takes_is_not_the_candidates_peak(tiny_shape, monkeypatch):
-    """The candidate's calls reached 700 bytes before, eager's 5,000 within, and 300 are held afterwards."""
-    peak = [700]
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: peak[0])
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: peak.__setitem__(0, 300))
-    subject = Subject(tiny_shape, CPU, None, None, None, None)
-    subject.device = torch.device("cuda")
-    with pytest.raises(ValueError), subject.uncounted_memory():
-        peak[0] = 5000
-        raise ValueError
-    assert subject.inspect()["peak_bytes"] == 700
