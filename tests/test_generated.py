@@ -311,6 +311,14 @@ def test_windows_and_fresh_rounds_lie_apart_as_the_briefs_say(root):
     for shape, (windows, fresh) in times.items():
         seen, unseen = median(windows), median(fresh)
         assert f"| {shape} | {seen:.4f} | {unseen:.4f} | {unseen / seen:.3f} |" in page
+    loaded = [
+        record.timing
+        for record in open_run(root / "briefs" / "records" / "h200-scattered" / "fixed").records()
+        if (record.arm, record.shape_id) == ("dispatched", "8")
+    ]
+    bare = median(median(sum(timing.bare_ns, [])) for timing in loaded) / 1e6
+    seen = median(median(sum(timing.event_ns, [])) for timing in loaded) / 1e6
+    assert f"read {bare:.4f} ms in verified workers too whose windows read {seen:.4f}" in page
     seen = [f"{median(times[shape][0]):.4f}" for shape in ("13", "8")]
     assert f"read {seen[0]} and {seen[1]} ms on shapes 13 and 8" in (root / "briefs" / "submit.md").read_text()
 
