@@ -70,7 +70,7 @@ class FreshRounds:
             built = checked(work.ask(worker, "build", f"build of {row.name}", name=row.name))
             if built["status"] != "ok":
                 raise CallFailed(built["status"], built["reason"])
-            work.ask(worker, "count_running", f"build of {row.name}")
+            checked(work.ask(worker, "count_running", f"build of {row.name}"))
         with awake(work, [worker]), work.team.spending("measurement"):
             found = work.ask(
                 worker,
