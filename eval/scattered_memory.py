@@ -1,8 +1,7 @@
 """Where a process's buffers lie in GPU memory, drawn anew for each.
 
-The driver hands the same pieces of memory to every process that asks for the same sizes in the same order, and how its
-buffers lie to each other moves a call by up to 1 % (H200; briefs/process.md). Processes that all do the same would
-share one draw of that, and their spread would not show it.
+What else holds memory, and what was taken before, moves a call by some tenths of a percent (H200; briefs/process.md).
+Processes that all allocate alike would share one draw of that, and their spread would not show it.
 """
 
 from __future__ import annotations

@@ -21,6 +21,6 @@ def script_table(summary: Summary, candidate: str) -> Table:
         columns=("id", "eager", "candidate", "speedup", "in its windows"),
         rows=tuple(rows),
         left=1,
-        note="eager and candidate in turn in one process on one input, their outputs not checked: what rooflane submit "
+        note="eager and candidate in turn in one process on one input, no look between the calls: what rooflane submit "
         "--beside holds against the script; median (range over processes), the speedup of the medians",
     )

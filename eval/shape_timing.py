@@ -70,8 +70,9 @@ class ShapeTiming:
                 self.failed(self.rows[name], error)
             states = OtherClocks(self).take()
         if fixed:
+            fresh = FreshRounds(self)
             for name in states:
-                states[name] |= FreshRounds(self).take(self.rows[name])
+                states[name] |= fresh.take(self.rows[name])
         if any(self.blocks):
             work.telemetry["blocks"] = self.blocks
         for name, samples in self.samples.items():

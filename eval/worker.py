@@ -1,7 +1,8 @@
 """A worker: one fresh process that holds some arms, does what the parent asks, and decides nothing.
 
 The reference's worker holds eager, the controls and the judge; every candidate has a worker of its own, with its copy
-beside it, and neither a seed it has not been told nor, before its outputs are judged, the baseline's answers.
+beside it, and neither a seed it has not been told nor, before its outputs are judged, the baseline's answers. A fresh
+one that runs the script's rounds has eager take turns with the candidate, and is judged on another input.
 `python -m rooflane.eval.worker FD...` starts one where processes cannot be forked; the parent does that, never a user.
 """
 
