@@ -5,17 +5,23 @@ from typing import Any
 
 # Loaded on first use: `rooflane classify` starts in this package and must answer in under a second.
 _HOMES = {
-    "campaign": ("Event", "evaluate", "resume"),
-    "comparison": ("Comparison", "compare"),
-    "comparison_text": ("render_comparison",),
+    "campaign.campaign": ("Event", "evaluate", "resume"),
+    "stats.comparison": ("Comparison", "compare"),
+    "report.comparison_text": ("render_comparison",),
     "exit_codes": ("EvaluationError", "ExitCode"),
-    "gate": ("ATOL", "RTOL", "GateResult", "check_gate"),
-    "report": ("render_json", "render_markdown", "render_readme_table", "render_terminal", "update_between_markers"),
-    "run": ("Run", "open_run"),
-    "selection": ("Selection", "select"),
-    "settings": ("Settings",),
-    "summary": ("Summary", "summarise"),
-    "verdict": ("Verdict",),
+    "check.gate": ("ATOL", "RTOL", "GateResult", "check_gate"),
+    "report.report": (
+        "render_json",
+        "render_markdown",
+        "render_readme_table",
+        "render_terminal",
+        "update_between_markers",
+    ),
+    "record.run": ("Run", "open_run"),
+    "stats.selection": ("Selection", "select"),
+    "record.settings": ("Settings",),
+    "stats.summary": ("Summary", "summarise"),
+    "stats.verdict": ("Verdict",),
 }
 __all__ = sorted(name for names in _HOMES.values() for name in names)
 

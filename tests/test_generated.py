@@ -13,10 +13,10 @@ import pytest
 
 from rooflane.dispatch import load_profile
 from rooflane.eval import compare, open_run, render_readme_table, update_between_markers
-from rooflane.eval.dropin_table import OURS, OWN, load_dropin
+from rooflane.eval.device.dropin_table import OURS, OWN, load_dropin
+from rooflane.eval.report.tables import oversize_table
 from rooflane.eval.submit import compare_with_run, open_submission, summarise_submission
 from rooflane.eval.submit.beside import ROUNDING, pair_of
-from rooflane.eval.tables import oversize_table
 from rooflane.families import get_family
 from rooflane.shapes import load_shapes
 

@@ -12,7 +12,7 @@ import typer
 from rooflane.eval.commands.output import AsJson, console, find_shapes, print_json, print_table
 
 if TYPE_CHECKING:
-    from rooflane.eval.audit_findings import Audit, Fault
+    from rooflane.eval.check.audit_findings import Audit, Fault
 
 
 def audit_gate_command(
@@ -27,7 +27,7 @@ def audit_gate_command(
     seeds: Annotated[int, typer.Option(help="Draws of weights and inputs; the least use of them counts.")] = 1,
     tf32: Annotated[bool, typer.Option("--tf32", help="Round the baseline's products as a GPU's TF32 does.")] = False,
     record: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the picked stress set, as eval/stress_set.json is.")
+        Path | None, typer.Option(metavar="FILE", help="Write the picked stress set, as eval/check/stress_set.json is.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -36,7 +36,7 @@ def audit_gate_command(
     A figure is the worst error in units of what the check allows: above 1 the fault is caught. Masks and plain inputs
     are judged by the gate against the baseline, stress inputs by both sides' errors against fp64.
     """
-    from rooflane.eval.audit import DEFAULT_SHAPES, audit_gate
+    from rooflane.eval.check.audit import DEFAULT_SHAPES, audit_gate
 
     if file is None and shape:
         shapes = [found for found in DEFAULT_SHAPES if found.id in shape]
@@ -57,7 +57,7 @@ def audit_gate_command(
 
 
 def stress_record(audit: Audit) -> dict[str, Any]:
-    """Return what the audit decided, in the form of eval/stress_set.json."""
+    """Return what the audit decided, in the form of eval/check/stress_set.json."""
     return {
         "made_by": "rooflane audit-gate --record",
         "shapes": audit.shapes,

@@ -21,7 +21,7 @@ from rooflane.eval.commands.output import (
 from rooflane.eval.exit_codes import EvaluationError
 
 if TYPE_CHECKING:
-    from rooflane.eval.operations import ForwardProfile
+    from rooflane.eval.device.operations import ForwardProfile
 
 PLOT_SUFFIXES = (".svg", ".png")
 STATUS_STYLES = {"ok": "ok", "note": "[yellow]note[/]", "missing": "[red]missing[/]"}
@@ -36,8 +36,8 @@ def probe_command(
     as_json: AsJson = False,
 ) -> None:
     """Measure this device (seconds) and state its limits as a profile."""
-    from rooflane.eval.environment import resolve_device
-    from rooflane.eval.probe import measure_profile
+    from rooflane.eval.device.probe import measure_profile
+    from rooflane.eval.record.environment import resolve_device
 
     kind = resolve_device(device)
     with console(stderr=True).status(f"measuring the {kind} device"):
@@ -77,11 +77,11 @@ def profile_command(
     if shape and len(shape) > 1:
         raise EvaluationError(f"--shape {' --shape '.join(shape)}: one forward at a time; name one shape")
     shapes = find_shapes(file, shape or ())
-    from rooflane.eval.operations import profile_arm
+    from rooflane.eval.device.operations import profile_arm
 
     measured = profile_arm(shapes[0], arm, device, profile, rules)
     if plot:
-        from rooflane.eval.roofline_plot import plot_roofline
+        from rooflane.eval.device.roofline_plot import plot_roofline
 
         plot_roofline(measured, plot)
         console(stderr=True).print(f"roofline drawn to {plot}")
@@ -132,7 +132,7 @@ def _scaled(value: float | None, unit: float) -> str:
 
 def doctor_command(as_json: AsJson = False) -> None:
     """Check versions, GPU, clocks, compilers and where rooflane is imported from. Exit 1 when something is missing."""
-    from rooflane.eval.doctor import examine
+    from rooflane.eval.device.doctor import examine
 
     findings = examine()
     if as_json:

@@ -138,7 +138,7 @@ def eval_command(
 
 def _check(settings: dict[str, Any], context: typer.Context) -> None:
     """Refuse a value before anything is measured, by the name and in the unit the user gave it."""
-    from rooflane.eval.settings import SettingError, make_settings
+    from rooflane.eval.record.settings import SettingError, make_settings
 
     try:
         make_settings(**settings)
@@ -164,11 +164,11 @@ def _refuse_beside_resume(context: typer.Context) -> None:
 
 def _probe_host(device: str, profile: str, folder: Path) -> Path | None:
     """Measure this host and return the profile's file when a CPU is evaluated and no profile is named, else None."""
-    from rooflane.eval.environment import resolve_device
+    from rooflane.eval.record.environment import resolve_device
 
     if profile != "auto" or resolve_device(device) != "cpu":
         return None
-    from rooflane.eval.probe import measure_profile
+    from rooflane.eval.device.probe import measure_profile
 
     with console(stderr=True).status("measuring this host, to predict from its own figures"):
         measured = measure_profile("cpu")

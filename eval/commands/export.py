@@ -30,8 +30,8 @@ def export_command(
     The file defines `UserOptimizedTransformer(config)`; `python FILE ORGANISER.py [flags]` runs the organiser's script
     with it, and `rooflane submit --candidate FILE` does so for a whole shape file.
     """
-    from rooflane.eval.candidates import load_rule_table, parse_candidate
     from rooflane.eval.export import export, write_export
+    from rooflane.eval.worker.candidates import load_rule_table, parse_candidate
 
     device = load_profile(profile)
     found = export(find_shapes(file, shape or ()), parse_candidate(candidate), device, load_rule_table(rules))

@@ -37,7 +37,7 @@ def candidate_command(
     ] = Style.BUILD,
 ) -> None:
     """Write a candidate that runs as it is: a Triton kernel with a CPU path, correct, explained line by line."""
-    from rooflane.eval.render import render
+    from rooflane.eval.report.render import render
 
     if out.suffix != ".py":
         raise EvaluationError(f"{out}: a candidate is a Python file; give a name that ends in .py")

@@ -40,7 +40,7 @@ def report_command(
     """Show a run from its records: the table, or Markdown, or the README's table. Refuses a changed record."""
     from rooflane.eval import open_run, render_json, render_markdown, render_readme_table, render_terminal
     from rooflane.eval import update_between_markers as update
-    from rooflane.eval.nulls import read_nulls
+    from rooflane.eval.record.nulls import read_nulls
 
     opened = open_run(run)
     summary = opened.summary(None if nulls is None else read_nulls(nulls))
@@ -69,7 +69,7 @@ def report_command(
 def _write_pictures(run: Path, summary: Summary, html: Path | None, plots: list[Path], remarks: TextIO) -> None:
     """Write the page and the plots, every plot's name checked before any of them is written."""
     from rooflane.eval import open_run
-    from rooflane.eval.page import plot_kind, read_page, write_page, write_plot
+    from rooflane.eval.report.page import plot_kind, read_page, write_page, write_plot
 
     for path in plots:
         plot_kind(path)
@@ -93,9 +93,9 @@ def compare_command(
 
     Arms of one run are paired process by process; arms of two runs are compared by Welch's interval.
     """
-    from rooflane.eval.comparison import compare
-    from rooflane.eval.comparison_text import render_comparison
-    from rooflane.eval.power import parse_share
+    from rooflane.eval.report.comparison_text import render_comparison
+    from rooflane.eval.stats.comparison import compare
+    from rooflane.eval.stats.power import parse_share
 
     comparison = compare(a, b, margin=parse_share(margin))
     if as_json:

@@ -11,7 +11,7 @@ from rooflane.dispatch import load_rules
 from rooflane.eval.commands.output import AsJson, RulesFile, print_json, print_table
 
 if TYPE_CHECKING:
-    from rooflane.eval.stats import Interval
+    from rooflane.eval.stats.intervals import Interval
 
 
 def regret_command(
@@ -23,8 +23,8 @@ def regret_command(
 
     The best family of a shape is chosen for each process on the other processes, so that noise is not taken for skill.
     """
-    from rooflane.eval.regret import regret
-    from rooflane.eval.run import open_run
+    from rooflane.eval.record.run import open_run
+    from rooflane.eval.stats.regret import regret
 
     found = regret(open_run(run), load_rules(rules))
     if as_json:

@@ -12,7 +12,7 @@ from rooflane.eval.commands.output import AsJson, console, print_json, print_tab
 from rooflane.eval.exit_codes import EvaluationError
 
 if TYPE_CHECKING:
-    from rooflane.eval.nulls import NullResult
+    from rooflane.eval.record.nulls import NullResult
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 NullsPath = Annotated[
@@ -32,8 +32,8 @@ def plan_command(
     as_json: AsJson = False,
 ) -> None:
     """Say how many processes, and minutes, a wanted resolution takes, from the noise of null results."""
-    from rooflane.eval.nulls import read_nulls, store_path
-    from rooflane.eval.power import noise_of, parse_share, plan
+    from rooflane.eval.record.nulls import read_nulls, store_path
+    from rooflane.eval.stats.power import noise_of, parse_share, plan
 
     known, wanted = None if floor is None else parse_share(floor), parse_share(see)
     if sd is not None:
@@ -99,9 +99,9 @@ def price_command(
     as_json: AsJson = False,
 ) -> None:
     """Price a mix of shapes: all its valid tokens over all its time, in $ per 1e9 tokens, with interval."""
-    from rooflane.eval.mix import price_mix
-    from rooflane.eval.run import open_run
-    from rooflane.eval.table import interval, number, price
+    from rooflane.eval.record.run import open_run
+    from rooflane.eval.report.table import interval, number, price
+    from rooflane.eval.stats.mix import price_mix
 
     found = price_mix(open_run(run), candidate, _calls(mix or []), utilisation, price_per_hour)
     if as_json:
@@ -140,8 +140,8 @@ def _calls(mix: list[str]) -> dict[str, float]:
 
 def seal_command(run: RunFolder) -> None:
     """Bind a run's files by digest, as a finished run is: for one of an older version, or after a known change."""
-    from rooflane.eval.digest import seal
-    from rooflane.eval.run import read_run
+    from rooflane.eval.record.digest import seal
+    from rooflane.eval.record.run import read_run
 
     found = read_run(run)
     missing = found.summary().missing

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from rooflane.dispatch import Profile, RuleTable, host_profile
-from rooflane.eval.candidates import Candidate, Plan, plan_candidate
-from rooflane.eval.environment import git_commit
 from rooflane.eval.export.collect import Collection, Collector
 from rooflane.eval.export.emit import emit_imports, emit_units, undefined_names
 from rooflane.eval.export.licence import LICENCE
 from rooflane.eval.export.sources import ExportError, Sources
+from rooflane.eval.record.environment import git_commit
+from rooflane.eval.worker.candidates import Candidate, Plan, plan_candidate
 from rooflane.families import get_family
 from rooflane.families.registry import GROUP
 from rooflane.shapes import Shape

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rooflane.eval.gate import ATOL, RTOL, TILE, GateResult, check_gate
+from rooflane.eval.check.gate import ATOL, RTOL, TILE, GateResult, check_gate
 from rooflane.eval.pytest_plugin.tolerance import Tolerance
 
 

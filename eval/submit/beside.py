@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, median, stdev
 from typing import Any
 
-from rooflane.eval.contamination import Contamination, find_contamination
 from rooflane.eval.exit_codes import EvaluationError
-from rooflane.eval.records import EAGER, Record, Timing
-from rooflane.eval.rounds import rounds_of
-from rooflane.eval.run import Run
-from rooflane.eval.stats import CONFIDENCE, welch_interval
+from rooflane.eval.record.records import EAGER, Record, Timing
+from rooflane.eval.record.run import Run
+from rooflane.eval.stats.contamination import Contamination, find_contamination
+from rooflane.eval.stats.intervals import CONFIDENCE, welch_interval
+from rooflane.eval.stats.rounds import rounds_of
 from rooflane.eval.submit.parse import Figures
 from rooflane.eval.submit.records import Submission
 

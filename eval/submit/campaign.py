@@ -11,16 +11,16 @@ from importlib.metadata import version
 from pathlib import Path
 
 from rooflane.dispatch import Profile, ProfileError, RuleError, classify, load_profile
-from rooflane.eval import candidates
-from rooflane.eval.candidates import Candidate, load_rule_table, parse_candidate, plan_candidate
-from rooflane.eval.environment import available_memory_bytes, git_commit, resolve_device
 from rooflane.eval.exit_codes import EvaluationError
-from rooflane.eval.records import INFEASIBLE
+from rooflane.eval.record.environment import available_memory_bytes, git_commit, resolve_device
+from rooflane.eval.record.records import INFEASIBLE
 from rooflane.eval.submit.contract import OrganiserFile, read_organiser
 from rooflane.eval.submit.flags import check_device, parse_organiser_args, shape_arguments
 from rooflane.eval.submit.launch import End, SubmitJob, run_once
 from rooflane.eval.submit.parse import CANDIDATE_SIDE, Figures, UnreadableError, explain_end, parse_output
 from rooflane.eval.submit.records import Submission, SubmitMeta, SubmitRow, create_submission, open_submission
+from rooflane.eval.worker import candidates
+from rooflane.eval.worker.candidates import Candidate, load_rule_table, parse_candidate, plan_candidate
 from rooflane.shapes import Shape
 
 TIME_LIMIT_S = 600.0

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rooflane.eval.exit_codes import EvaluationError
-from rooflane.eval.records import SUBMISSION_FILE
+from rooflane.eval.record.records import SUBMISSION_FILE
 from rooflane.eval.submit.parse import Figures, Outcome
 from rooflane.shapes import Shape
 

@@ -10,7 +10,7 @@ from statistics import fmean, median
 from typing import Any
 
 from rooflane.eval.exit_codes import ExitCode
-from rooflane.eval.stats import Interval, t_interval
+from rooflane.eval.stats.intervals import Interval, t_interval
 from rooflane.eval.submit.beside import QUANTITIES, Beside, Pair
 from rooflane.eval.submit.parse import largest
 from rooflane.eval.submit.records import Submission, SubmitRow

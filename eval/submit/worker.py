@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rooflane.eval.candidates import load_attribute, parse_candidate
-from rooflane.eval.channel import end_with_parent
-from rooflane.eval.environment import describe_environment
-from rooflane.eval.interpreter import add_working_folder
+from rooflane.eval.record.environment import describe_environment
 from rooflane.eval.submit.launch import SubmitJob
 from rooflane.eval.submit.place import run_with_class
+from rooflane.eval.worker.candidates import load_attribute, parse_candidate
+from rooflane.eval.worker.channel import end_with_parent
+from rooflane.eval.worker.interpreter import add_working_folder
 from rooflane.families import get_family
 from rooflane.shapes import Shape
 
@@ -76,7 +76,7 @@ def scatter(seed: str) -> None:
     """Scatter the device's memory, until this process ends; where there is no device the script says so itself."""
     import torch
 
-    from rooflane.eval.scattered_memory import scatter_memory
+    from rooflane.eval.worker.scattered_memory import scatter_memory
 
     if torch.cuda.is_available():
         scatter_memory(seed)

@@ -10,9 +10,9 @@ from torch.nn import functional
 
 from rooflane.families.chunked.attend import attend_chunk
 from rooflane.families.chunked.spec import chunk_plan
-from rooflane.families.device_ops import choose_ops
-from rooflane.families.door import check_call, operand_dtype
-from rooflane.families.lean import packed_weights
+from rooflane.families.lean.device_ops import choose_ops
+from rooflane.families.lean.lean import packed_weights
+from rooflane.families.runtime.call_checks import check_call, operand_dtype
 from rooflane.shapes import Shape
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rooflane.families.lean_cost import HALF, SINGLE, lean_predict_s, operand_name, weight_elements
+from rooflane.families.lean.cost import HALF, SINGLE, lean_predict_s, operand_name, weight_elements
 from rooflane.families.option_values import operands, positive
 from rooflane.families.spec import Limits
 from rooflane.shapes import Shape

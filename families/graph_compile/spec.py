@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rooflane.families.lean_spec import LeanSpec
+from rooflane.families.lean.spec import LeanSpec
 
 
 class GraphCompile(LeanSpec):

@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rooflane.families.bound import Launch
-from rooflane.families.launch import BoundKernel, raw_stream
 from rooflane.families.resident.blocks import blocks_kernel
 from rooflane.families.resident.config import ResidentConfig
 from rooflane.families.resident.flagged_rows import flagged_rows_kernel
 from rooflane.families.resident.layout import Layout
 from rooflane.families.resident.rows import rows_kernel
 from rooflane.families.resident.sizes import constants, flag_count, programs, scratch_elements
-from rooflane.families.staged import StagedGraph
+from rooflane.families.runtime.bound import Launch
+from rooflane.families.runtime.launch import BoundKernel, raw_stream
+from rooflane.families.runtime.staged import StagedGraph
 from rooflane.shapes import Shape
 
 

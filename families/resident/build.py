@@ -9,8 +9,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from rooflane.families.bound import bound_forward
-from rooflane.families.door import operand_dtype
 from rooflane.families.resident.bind import Binder
 from rooflane.families.resident.choice import choose
 from rooflane.families.resident.config import HOPPER, ResidentConfig, Room
@@ -19,8 +17,10 @@ from rooflane.families.resident.hopper.pack import pack_hopper
 from rooflane.families.resident.hopper.plan import HopperPlan
 from rooflane.families.resident.layout import layout_of
 from rooflane.families.resident.pack import pack_resident
-from rooflane.families.runtime_compiler import CAPABILITY, missing_compiler
-from rooflane.families.weights import PackedWeights
+from rooflane.families.runtime.bound import bound_forward
+from rooflane.families.runtime.call_checks import operand_dtype
+from rooflane.families.runtime.runtime_compiler import CAPABILITY, missing_compiler
+from rooflane.families.runtime.weights import PackedWeights
 from rooflane.shapes import Shape
 
 

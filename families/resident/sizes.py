@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rooflane.families.lean_cost import HALF, SINGLE
+from rooflane.families.lean.cost import HALF, SINGLE
 from rooflane.families.resident.config import ResidentConfig
 from rooflane.families.resident.layout import Layout, padded
 from rooflane.shapes import Shape

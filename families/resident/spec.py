@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rooflane.families.lean_cost import HALF, SINGLE, operand_name, weight_elements
+from rooflane.families.lean.cost import HALF, SINGLE, operand_name, weight_elements
 from rooflane.families.option_values import operands
 from rooflane.families.resident.choice import choose
 from rooflane.families.resident.config import ResidentConfig, Room
@@ -12,7 +12,7 @@ from rooflane.families.resident.hopper.plan import BAND, RowblockPlan, Warpgroup
 from rooflane.families.resident.hopper.rowwarp_plan import ROWS, RowwarpPlan, clusters_at_a_time
 from rooflane.families.resident.layout import layout_of, padded
 from rooflane.families.resident.sizes import programs, scratch_bytes
-from rooflane.families.runtime_compiler import CAPABILITY
+from rooflane.families.runtime.runtime_compiler import CAPABILITY
 from rooflane.families.spec import Limits
 from rooflane.shapes import Shape
 

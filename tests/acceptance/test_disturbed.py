@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from rooflane.eval.verdict import Verdict
+from rooflane.eval.stats.verdict import Verdict
 
 CAMPAIGNS = 30
 SMALL = {"shapes": 5, "rounds": 8, "calls": 5}

@@ -7,11 +7,11 @@ import pytest
 from pydantic import ValidationError
 
 from rooflane.eval.exit_codes import EvaluationError, ExitCode
-from rooflane.eval.price import break_even_calls, mix_throughput, price_interval, price_per_1e9
-from rooflane.eval.records import Record, Verification, read_records
-from rooflane.eval.report import render_markdown
-from rooflane.eval.stats import Interval, TimesError, median_ns
-from rooflane.eval.summary import summarise
+from rooflane.eval.record.records import Record, Verification, read_records
+from rooflane.eval.report.report import render_markdown
+from rooflane.eval.stats.intervals import Interval, TimesError, median_ns
+from rooflane.eval.stats.price import break_even_calls, mix_throughput, price_interval, price_per_1e9
+from rooflane.eval.stats.summary import summarise
 from rooflane.shapes import Shape
 
 A = Shape("a", 2, 8, 16, 2, 16, 1)

@@ -6,11 +6,13 @@ Each guard is taken out of the production code, and the very assertion that an a
 import numpy as np
 import pytest
 
-from rooflane.eval import EvaluationError, estimator, open_run, run, selection, verdict
-from rooflane.eval import assess as assess_module
-from rooflane.eval.contamination import Contamination
-from rooflane.eval.floor import Floor, Floors
-from rooflane.eval.verdict import Verdict
+from rooflane.eval import EvaluationError, open_run
+from rooflane.eval.record import run
+from rooflane.eval.stats import assess as assess_module
+from rooflane.eval.stats import estimator, selection, verdict
+from rooflane.eval.stats.contamination import Contamination
+from rooflane.eval.stats.floor import Floor, Floors
+from rooflane.eval.stats.verdict import Verdict
 
 SMALL = {"shapes": 5, "rounds": 8, "calls": 3}
 EAGER, IDENTITY, MINE = 0, 1, 2

@@ -6,8 +6,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from rooflane.eval.assess import Stored
-from rooflane.eval.verdict import Verdict
+from rooflane.eval.stats.assess import Stored
+from rooflane.eval.stats.verdict import Verdict
 
 # Enough shapes and rounds for the estimator to have something to average, few enough for a thousand campaigns.
 SMALL = {"shapes": 5, "rounds": 4, "calls": 3, "noise": 0.01}

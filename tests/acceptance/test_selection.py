@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from rooflane.eval.selection import COPY, screen, select
-from rooflane.eval.verdict import Verdict
+from rooflane.eval.stats.selection import COPY, screen, select
+from rooflane.eval.stats.verdict import Verdict
 
 NAMES = [f"configuration {index}" for index in range(64)]
 SIMPLEST = NAMES[0]

@@ -9,8 +9,8 @@ from torch import nn
 from rooflane.baseline import BaselineTransformer, TransformerConfig
 from rooflane.dispatch.adapters.mapping import BlockMapping, weights_at
 from rooflane.dispatch.adapters.view import StackView
-from rooflane.families.lean import pack_lean
-from rooflane.families.weights import PackedWeights
+from rooflane.families.lean.lean import pack_lean
+from rooflane.families.runtime.weights import PackedWeights
 
 B, S, D, H, F, L = 2, 5, 16, 2, 24, 2
 CONFIG = TransformerConfig(B, S, D, H, F, L, True)

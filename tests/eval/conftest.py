@@ -4,17 +4,17 @@ import pytest
 import torch
 
 from rooflane.dispatch import classify, load_profile
-from rooflane.eval.arms import Arm
-from rooflane.eval.contamination import Contamination
-from rooflane.eval.gate import GateResult
-from rooflane.eval.judge import Judge
-from rooflane.eval.launch import Buffer
-from rooflane.eval.outputs import SharedBytes
-from rooflane.eval.records import Prediction, Record, RunMeta, Timing, Verification
-from rooflane.eval.run import create_run
-from rooflane.eval.settings import Settings
-from rooflane.eval.subject import Subject
-from rooflane.eval.verify import verify
+from rooflane.eval.campaign.launch import Buffer
+from rooflane.eval.check.gate import GateResult
+from rooflane.eval.check.outputs import SharedBytes
+from rooflane.eval.check.verify import verify
+from rooflane.eval.record.records import Prediction, Record, RunMeta, Timing, Verification
+from rooflane.eval.record.run import create_run
+from rooflane.eval.record.settings import Settings
+from rooflane.eval.stats.contamination import Contamination
+from rooflane.eval.worker.arms import Arm
+from rooflane.eval.worker.judge import Judge
+from rooflane.eval.worker.subject import Subject
 from rooflane.shapes import Shape
 
 CPU = torch.device("cpu")
@@ -24,7 +24,7 @@ PASSING_GATE = GateResult(passed=True, total=4, failed=0, max_abs=1e-3, max_rel=
 @pytest.fixture
 def quiet_host(monkeypatch):
     """Keep every block of a run that is timed for real: how many a busy host spoils is no matter of the test's."""
-    monkeypatch.setattr("rooflane.eval.evidence.find_contamination", lambda rounds: Contamination())
+    monkeypatch.setattr("rooflane.eval.stats.evidence.find_contamination", lambda rounds: Contamination())
 
 
 @pytest.fixture

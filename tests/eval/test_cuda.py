@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from rooflane.eval import ExitCode, evaluate
-from rooflane.eval.environment import describe_environment, gpu_telemetry
-from rooflane.eval.timing import CudaClock, estimate_ns
+from rooflane.eval.record.environment import describe_environment, gpu_telemetry
+from rooflane.eval.worker.clock import CudaClock, estimate_ns
 from rooflane.shapes import Shape
 
 pytestmark = pytest.mark.gpu

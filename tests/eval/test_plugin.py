@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from rooflane.eval.gate import ATOL, RTOL, check_gate
+from rooflane.eval.check.gate import ATOL, RTOL, check_gate
 from rooflane.eval.pytest_plugin import assert_close_gate, fp64
 
 pytest_plugins = ["pytester"]

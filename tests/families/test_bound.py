@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from rooflane.families import bound as bound_module
-from rooflane.families.bound import BoundForward, bound_forward
-from rooflane.families.host import PythonLauncher, host_module
-from rooflane.families.weights import PackedWeights
+from rooflane.families.runtime import bound as bound_module
+from rooflane.families.runtime.bound import BoundForward, bound_forward
+from rooflane.families.runtime.host import PythonLauncher, host_module
+from rooflane.families.runtime.weights import PackedWeights
 from rooflane.shapes import Shape
 
 SHAPE = Shape("bound", 2, 3, 8, 1, 8, 1)

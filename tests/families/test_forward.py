@@ -10,7 +10,7 @@ import torch
 from rooflane.baseline import build_baseline, config_of, generate_random_case
 from rooflane.families import get_family
 from rooflane.families.chunked.spec import chunk_plan
-from rooflane.families.door import aligned, check_call
+from rooflane.families.runtime.call_checks import aligned, check_call
 from rooflane.shapes import Shape
 
 # Worst error against float64: float32 rounding on a CPU, one half-precision rounding per operand on CUDA; the half

@@ -7,8 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rooflane.families.door import operand_dtype
-from rooflane.families.launch import raw_stream
 from rooflane.families.resident.build import room_of
 from rooflane.families.resident.choice import choose
 from rooflane.families.resident.config import HOPPER
@@ -16,6 +14,8 @@ from rooflane.families.resident.hopper.bind import HopperBinder
 from rooflane.families.resident.hopper.pack import pack_hopper
 from rooflane.families.resident.hopper.plan import RowblockPlan, WarpgroupPlan
 from rooflane.families.resident.hopper.rowwarp_plan import RowwarpPlan
+from rooflane.families.runtime.call_checks import operand_dtype
+from rooflane.families.runtime.launch import raw_stream
 from rooflane.shapes import Shape
 
 pytestmark = pytest.mark.gpu

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-from rooflane.families import host
-from rooflane.families.cuda_kernel import parameter_bits
-from rooflane.families.door import ALIGNMENT
-from rooflane.families.host import PythonLauncher, host_module
-from rooflane.families.weights import PackedWeights
+from rooflane.families.runtime import host
+from rooflane.families.runtime.call_checks import ALIGNMENT
+from rooflane.families.runtime.cuda_kernel import parameter_bits
+from rooflane.families.runtime.host import PythonLauncher, host_module
+from rooflane.families.runtime.weights import PackedWeights
 
 STREAM = 0xFEDC_BA98_7654
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from rooflane.families.host import host_module
+from rooflane.families.runtime.host import host_module
 
 STREAM = 0xFEDC_BA98_7654
 B, S, D = 2, 3, 8

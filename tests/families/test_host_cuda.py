@@ -9,8 +9,9 @@ import weakref
 import pytest
 import torch
 
-from rooflane.families import bound, cuda_kernel, get_family, weights
-from rooflane.families.host import host_module
+from rooflane.families import get_family
+from rooflane.families.runtime import bound, cuda_kernel, weights
+from rooflane.families.runtime.host import host_module
 from rooflane.shapes import Shape
 
 pytestmark = pytest.mark.gpu

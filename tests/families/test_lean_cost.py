@@ -7,7 +7,7 @@ import torch
 from rooflane.baseline import build_baseline
 from rooflane.families import get_family
 from rooflane.families.chunked.spec import LEAST_ROWS, chunk_plan
-from rooflane.families.lean_cost import lean_ops, weight_elements
+from rooflane.families.lean.cost import lean_ops, weight_elements
 from rooflane.shapes import Shape
 
 SHAPE = Shape("a", 4, 32, 16, 2, 24, 3)

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from rooflane.baseline import build_baseline, config_of, copy_model_weights, generate_random_case, reference_numerics
-from rooflane.eval.gate import check_gate
-from rooflane.eval.outputs import poison
-from rooflane.eval.truth import STRESSES, Truth, run_stress
+from rooflane.eval.check.gate import check_gate
+from rooflane.eval.check.outputs import poison
+from rooflane.eval.check.truth import STRESSES, Truth, run_stress
 from rooflane.families import get_family
 from rooflane.families.resident.build import build_configured, room_of
 from rooflane.families.resident.choice import choose

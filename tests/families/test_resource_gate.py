@@ -10,8 +10,9 @@ import sys
 
 import pytest
 
-from rooflane.families import cuda_kernel, resource_gate
-from rooflane.families.kernel_resources import (
+from rooflane.families.resident.hopper.plan import WarpgroupPlan, rowblock_plan, warpgroup_plan
+from rooflane.families.resources import resource_gate
+from rooflane.families.resources.kernel_resources import (
     ARCHITECTURES,
     Resources,
     _blocks,
@@ -19,9 +20,9 @@ from rooflane.families.kernel_resources import (
     measure_hopper,
     nvrtc_version,
 )
-from rooflane.families.resident.hopper.plan import WarpgroupPlan, rowblock_plan, warpgroup_plan
-from rooflane.families.resource_gate import compare, load_record, measure_all_hopper, room_of, write_record
-from rooflane.families.shipped import hopper_case, hopper_cases, resident_case, shipped_cases
+from rooflane.families.resources.resource_gate import compare, load_record, measure_all_hopper, room_of, write_record
+from rooflane.families.resources.shipped import hopper_case, hopper_cases, resident_case, shipped_cases
+from rooflane.families.runtime import cuda_kernel
 from rooflane.shapes import Shape, load_shapes
 
 HOPPER = next(architecture for architecture in ARCHITECTURES if architecture.number == 90)
@@ -30,9 +31,9 @@ BASE = Resources(registers=128, spill_bytes=0, shared_bytes=32768, blocks_per_sm
 SPILLING = (128, 4, 128, 128, 128, True)
 CHANGED = f"""
 import dataclasses, json
-from rooflane.families.kernel_resources import ARCHITECTURES, compiler_version, measure
-from rooflane.families.resource_gate import compare, load_record
-from rooflane.families.shipped import resident_case
+from rooflane.families.resources.kernel_resources import ARCHITECTURES, compiler_version, measure
+from rooflane.families.resources.resource_gate import compare, load_record
+from rooflane.families.resources.shipped import resident_case
 
 case = resident_case(*{SPILLING})
 hopper = next(architecture for architecture in ARCHITECTURES if architecture.number == 90)
@@ -41,9 +42,9 @@ print(json.dumps(compare(load_record(compiler_version()), {{f"{{case.name}} | sm
 """
 SAMPLE = """
 import dataclasses, json
-from rooflane.families.kernel_resources import ARCHITECTURES, compiler_version, measure
-from rooflane.families.resource_gate import load_record, room_of
-from rooflane.families.shipped import resident_case
+from rooflane.families.resources.kernel_resources import ARCHITECTURES, compiler_version, measure
+from rooflane.families.resources.resource_gate import load_record, room_of
+from rooflane.families.resources.shipped import resident_case
 
 record, found, recorded = load_record(compiler_version()), {}, {}
 for architecture in ARCHITECTURES:
@@ -54,9 +55,9 @@ print(json.dumps([found, recorded]))
 """
 DIGESTS = f"""
 import dataclasses, json
-from rooflane.families.kernel_resources import ARCHITECTURES, code_key, compiler_version
-from rooflane.families.resource_gate import load_record
-from rooflane.families.shipped import resident_case
+from rooflane.families.resources.kernel_resources import ARCHITECTURES, code_key, compiler_version
+from rooflane.families.resources.resource_gate import load_record
+from rooflane.families.resources.shipped import resident_case
 
 case = resident_case(*{SPILLING})
 ampere, _, hopper, _ = ARCHITECTURES
@@ -198,7 +199,7 @@ def compiled_for_real(*command: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_shipped_kernels_are_as_recorded():
-    done = compiled_for_real("-m", "rooflane.families.resource_gate", "--changed")
+    done = compiled_for_real("-m", "rooflane.families.resources.resource_gate", "--changed")
     assert done.returncode == 0, done.stdout + done.stderr
 
 

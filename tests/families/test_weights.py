@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from rooflane.baseline import build_baseline
-from rooflane.families.weights import PackedWeights, WeightWatch
+from rooflane.families.runtime.weights import PackedWeights, WeightWatch
 from rooflane.shapes import Shape
 
 SHAPE = Shape("a", 1, 4, 16, 2, 16, 1)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rooflane.families.bound import Launch
-from rooflane.families.cuda_kernel import compile_cubin, load_kernel
 from rooflane.families.resident.hopper.plan import HopperPlan, WarpgroupPlan
 from rooflane.families.resident.hopper.rowwarp_plan import RowwarpPlan
 from rooflane.families.resident.hopper.source import rowblock_source, rowwarp_source, warpgroup_source
+from rooflane.families.runtime.bound import Launch
+from rooflane.families.runtime.cuda_kernel import compile_cubin, load_kernel
 
 ARCHITECTURE = "sm_90a"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rooflane.families.lean_cost import HALF, SINGLE
+from rooflane.families.lean.cost import HALF, SINGLE
 from rooflane.families.resident.hopper.kernel_plan import (
     MULTIPROCESSOR_BYTES,
     PROGRAM_BYTES,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, linear, scaled_dot_product_attention
 
-from rooflane.families.weights import PackedWeights
+from rooflane.families.runtime.weights import PackedWeights
 from rooflane.shapes import Shape
 
 

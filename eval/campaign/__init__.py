@@ -1,0 +1,1 @@
+"""What runs in the parent: planning, workers, verification and timing of each shape."""

@@ -1,0 +1,256 @@
+"""A campaign: the parent that predicts, runs one process run after another, and writes down what they measure.
+
+The parent never imports a candidate, and loads no torch on a CPU. Each process run has a worker for the reference
+(eager, the controls, the judge) and one for each candidate; the parent hands them their turns, so that one measures
+at a time and blocks are interleaved as if all arms shared a process. It holds the run's secret seed and tells each
+worker only the numbers of its next input, when its arms are built.
+
+Several campaigns of one parent share a fork server (`rooflane.eval.campaign.forkserver`), whose start of a few
+seconds is paid once: a corpus of tiny candidates costs two to three seconds each.
+"""
+
+from __future__ import annotations
+
+import datetime
+import random
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from time import monotonic
+
+from rooflane.dispatch import Profile, RuleError
+from rooflane.eval.campaign.forkserver import fork_server
+from rooflane.eval.campaign.gpu_lock import campaign_lock, device_key
+from rooflane.eval.campaign.pending import Owed
+from rooflane.eval.campaign.planning import compiles, predict, profile_for
+from rooflane.eval.campaign.session import ProcessContext
+from rooflane.eval.campaign.shape_work import ShapeWork
+from rooflane.eval.campaign.team import ReferenceLost, Team
+from rooflane.eval.campaign.telemetry import Telemetry
+from rooflane.eval.check.integrity import harness_digests
+from rooflane.eval.exit_codes import EvaluationError
+from rooflane.eval.record.environment import ROOT, resolve_device
+from rooflane.eval.record.records import ANCHOR, COPY_PREFIX, NOOP, Record, RulesUsed, RunMeta
+from rooflane.eval.record.reveal import keep_seed, recall_seed, reveal, seed_hash
+from rooflane.eval.record.run import Run, create_run, open_run
+from rooflane.eval.record.settings import Settings, ShapeTodo, derive_seed, make_settings
+from rooflane.eval.record.spent import Spent
+from rooflane.eval.worker.candidates import load_rule_table, parse_candidate
+from rooflane.shapes import Shape
+
+# Those that need no compiler first: should the time run short, the dear ones are what is left out.
+CONTROL_NAMES = ("identity", "sdpa", "compiled", "compiled_reduce_overhead")
+# Of a limited run, the share of the time the first process may take: it compiles, the others find its caches.
+FIRST_SHARE = 0.6
+# The compiler's own modules take seconds to import; where they are sure to be needed the fork server has them ready.
+COMPILER_MODULES = ("torch._dynamo", "torch._inductor.compile_fx")
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something a progress display may show."""
+
+    kind: str  # "run", "stage", "row" or "note"
+    process: int
+    processes: int
+    shape: str
+    arm: str
+    stage: str
+    done: int
+    total: int
+    text: str
+
+
+def evaluate(
+    shapes: Sequence[Shape],
+    candidates: str | Sequence[str] = ("dispatched",),
+    *,
+    runs_dir: str | Path = "runs",
+    on_event: Callable[[Event], None] | None = None,
+    command: str = "",
+    **settings: object,
+) -> Run:
+    """Predict, verify and time candidates against eager and the controls on every shape; return the run.
+
+    `settings` are the fields of `Settings`. A candidate, one or several, is `dispatched`, a family
+    (`family:key=value`), or a file (`path.py[:name]`). Everything is written to a new folder under `runs_dir` as it
+    is measured. Raises `EvaluationError` before anything runs when the request cannot be run; Ctrl-C ends the worker
+    and returns the run with `interrupted` set.
+    """
+    started = monotonic()
+    wanted = make_settings(**settings)
+    candidates = [candidates] if isinstance(candidates, str) else candidates
+    if not shapes:
+        raise EvaluationError("no shape was given; name a shape file with at least one line")
+    if not candidates or len(set(candidates)) != len(candidates):
+        raise EvaluationError("name at least one candidate, and each only once")
+    parsed = [parse_candidate(text) for text in candidates]
+    controls = CONTROL_NAMES if wanted.controls is None else wanted.controls
+    for name in controls:
+        if name not in CONTROL_NAMES:
+            raise EvaluationError(f"no control is called {name!r}; there are: {', '.join(CONTROL_NAMES)}")
+    # It imports torch while this process does, where that is what tells the device.
+    fork_server()
+    device = resolve_device(wanted.device)
+    wanted = wanted.on_device(device)
+    profile = profile_for(wanted, device)
+    try:
+        rules = load_rule_table(wanted.rules)
+    except RuleError as error:
+        raise EvaluationError(str(error)) from None
+    now = datetime.datetime.now(datetime.UTC)
+    seed = wanted.seed if wanted.seed is not None else secrets.randbits(63)
+    meta = RunMeta(
+        id=f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}",
+        started_at=now.isoformat(timespec="seconds"),
+        command=command,
+        rooflane_version=version("rooflane"),
+        # A seed among the settings would show what the hash below hides.
+        settings=wanted.model_dump(mode="json") | {"seed": None},
+        device=device,
+        seed=None,
+        seed_hash=seed_hash(seed),
+        shapes=[shape.as_dict() for shape in shapes],
+        candidates=list(candidates),
+        controls=list(controls),
+        extra_arms=[*(f"{COPY_PREFIX}{name}" for name in candidates), NOOP, ANCHOR],
+        profile=profile.model_dump(mode="json"),
+        price_per_hour=profile.usd_per_hour or None,
+        predictions=[predict(shape, profile, parsed, rules) for shape in shapes],
+        rules=RulesUsed(source=rules.title(), digest=rules.digest(), text=rules.text()),
+    )
+    with campaign_lock(device_key(device), meta.id):
+        run = create_run(Path(runs_dir), meta)
+        keep_seed(run.folder, seed)
+        return Campaign(run, on_event, started).run_all()
+
+
+def resume(folder: str | Path, *, on_event: Callable[[Event], None] | None = None) -> Run:
+    """Go on with a run: rows that are there stay and are not measured again; the missing ones are added."""
+    run = open_run(folder)
+    resolve_device(run.meta.device)
+    with campaign_lock(device_key(run.meta.device), run.meta.id):
+        run.resume()
+        return Campaign(run, on_event).run_all()
+
+
+class Campaign:
+    """A run's rows and the workers that bring them in."""
+
+    def __init__(self, run: Run, on_event: Callable[[Event], None] | None = None, started: float | None = None) -> None:
+        self.run = run
+        self.meta = run.meta
+        self.settings = Settings(**self.meta.settings)
+        self.seed = recall_seed(run.folder, self.meta)
+        self.on_event = on_event or (lambda event: None)
+        self.owed = Owed(self.meta, self.settings, run.records())
+        self.files = harness_digests(ROOT)
+        self.started = monotonic() if started is None else started
+        # What a killed part took is not known any more: then there is no account.
+        known = self.meta.spent_s or not self.owed.rows
+        self.spent = Spent(self.started, self.meta.spent_s) if known else None
+        self.at = ""
+
+    def run_all(self) -> Run:
+        """Run every process in turn; on Ctrl-C keep what was measured and say so in the run."""
+        try:
+            self._tell("run", text=f"run {self.run.folder}")
+            if self.meta.seed is None and self.meta.spent_s:
+                self.run.update(spent_s={})  # it would be taken for the whole were this part killed
+            for process in range(self.settings.processes):
+                self._run_process(process)
+            if self.meta.seed is None and self.owed.done == len(self.owed.planned):
+                reveal(self.run, self.seed, self.spent)
+        except KeyboardInterrupt:
+            self.run.interrupted = True
+            if self.spent and self.run.meta.seed is None:
+                self.run.update(spent_s=self.spent.account())
+        if not self.run.interrupted and (said := self.run.finish()):
+            self._tell("note", text=said)
+        return self.run
+
+    def _run_process(self, process: int) -> None:
+        """Bring one process's rows to completion, with as many teams of workers as it takes."""
+        self._add(self.owed.foregone(process))
+        order = list(self.owed.shapes.values())
+        if self.settings.time_budget_s is None:
+            random.Random(derive_seed(self.seed, process, "shape order")).shuffle(order)
+        else:
+            # Where time may run out, it is to run out on the same shapes in every process.
+            order.sort(key=lambda shape: self.meta.prediction(shape.id).classification["predicted_s"])
+        while todo := self.owed.todo(process, order):
+            before = len(self.owed.rows)
+            self.at = ""
+            try:
+                self._run_team(process, todo)
+            except ReferenceLost as lost:
+                self._add(self.owed.losses(process, lost, todo, self.at))
+            if len(self.owed.rows) == before:
+                # Nothing came of it, not even a name: more workers would meet the same end.
+                lost = ReferenceLost("the workers ended without a row", "")
+                self._add(self.owed.losses(process, lost, todo, ""))
+
+    def _run_team(self, process: int, todo: tuple[ShapeTodo, ...]) -> None:
+        """Measure what is to do with one team of workers."""
+        # The table the run was predicted with, whatever has become of its file since.
+        rules = self.meta.rules.text if self.meta.rules else load_rule_table(self.settings.rules).text()
+        hello = {"device": self.meta.device, "profile": self.meta.profile, "rules": rules}
+        team = Team(self.meta.candidates, hello, self.settings.arm_timeout_s, self.spent)
+        deadline = self._deadline(process)
+        try:
+            with team.spending("start-up"):
+                if compiles(self.meta, process) and (server := fork_server()):
+                    server.preload(COMPILER_MODULES)
+                team.start()
+            telemetry = Telemetry(team.uuid)
+            context = ProcessContext(
+                run=self.meta.id,
+                process=process,
+                seed=self.seed,
+                device=self.meta.device,
+                settings=self.settings,
+                profile=Profile.model_validate(self.meta.profile),
+                candidates=tuple(self.meta.candidates),
+                team=team,
+                files=self.files,
+                on_stage=lambda shape, arm, stage: self._tell(
+                    "stage", process, shape, arm, stage, text=f"{stage} {arm}"
+                ),
+                on_rows=self._add,
+                telemetry=lambda: telemetry.read(team.count()),
+            )
+            for index, item in enumerate(todo):
+                self.at = item.shape["id"]
+                share = (deadline - monotonic()) / (len(todo) - index)
+                work = ShapeWork(context, Shape(**item.shape), item, monotonic() + share)
+                if monotonic() > deadline:
+                    work.skip_all("the run's time budget was spent before its turn")
+                else:
+                    work.run()
+        finally:
+            team.close()
+
+    def _deadline(self, process: int) -> float:
+        """Return when a process must have ended, by `time.monotonic()`."""
+        limit = self.settings.time_budget_s
+        if limit is None:
+            return float("inf")
+        left = max(0.0, limit - (monotonic() - self.started))
+        later = self.settings.processes - process - 1
+        return monotonic() + left * (FIRST_SHARE if process == 0 and later else 1 / (later + 1))
+
+    def _add(self, records: Sequence[Record]) -> None:
+        """Write rows to the disk, then count them."""
+        if records:
+            self.run.append(records)
+        for record in records:
+            self.owed.add(record)
+            text = f"{record.status}: {record.reason}" if record.reason else record.status
+            self._tell("row", record.process, record.shape_id, record.arm, text=text)
+
+    def _tell(self, kind: str, process: int = 0, shape: str = "", arm: str = "", stage: str = "", *, text: str) -> None:
+        """Send an event to the caller's display."""
+        done, total = self.owed.done, len(self.owed.planned)
+        self.on_event(Event(kind, process, self.settings.processes, shape, arm, stage, done, total, text))

@@ -1,0 +1,94 @@
+"""One campaign at a time on a device: two that share it would measure each other."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from rooflane.eval.exit_codes import EvaluationError
+from rooflane.eval.record.state import STATE_VARIABLE, state_dir
+
+
+def device_key(device: str) -> str:
+    """Return what a device is locked by: the GPU's UUID, which no CUDA_VISIBLE_DEVICES renames, or `cpu`."""
+    if device == "cpu":
+        return device
+    from rooflane.eval.record.environment import gpu_uuid
+
+    return gpu_uuid() or device
+
+
+@contextmanager
+def campaign_lock(device_key: str, run: str) -> Iterator[Path]:
+    """Hold a device for one campaign; yields the lock's file.
+
+    `device_key` is the GPU's UUID, or `cpu`; `run` is named to whoever comes second. Raises `EvaluationError` at once
+    when another campaign holds the device. The kernel drops the lock with its holder, so a killed campaign leaves
+    nothing to clean up.
+    """
+    path = _lock_path(device_key)
+    file = _open(path)
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise EvaluationError(_busy(device_key, file, path)) from None
+        _write(file, json.dumps({"pid": os.getpid(), "run": run}))
+        try:
+            yield path
+        finally:
+            _write(file, "")
+
+
+def _lock_path(device_key: str) -> Path:
+    """Return the lock file of a device: in the temporary folder, which all users of a machine share."""
+    folder = state_dir() if os.environ.get(STATE_VARIABLE) else Path(tempfile.gettempdir())
+    return folder / f"rooflane-{re.sub(r'[^A-Za-z0-9.-]+', '_', device_key)}.lock"
+
+
+def _open(path: Path) -> IO[str]:
+    """Open a lock file, made so that any user of the machine can take it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            # Without O_CREAT first: a system may refuse to "create" another user's file in a shared folder.
+            return os.fdopen(os.open(path, os.O_RDWR | os.O_CLOEXEC), "r+", encoding="utf-8")
+        except FileNotFoundError:
+            number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            file = os.fdopen(number, "r+", encoding="utf-8")
+            if os.fstat(number).st_uid == os.getuid():
+                os.chmod(path, 0o666)
+            return file
+    except OSError as error:
+        raise EvaluationError(
+            f"{path}: the lock that keeps two campaigns off one device cannot be opened ({error}); give "
+            f"{STATE_VARIABLE} a folder that may be written"
+        ) from None
+
+
+def _busy(device_key: str, file: IO[str], path: Path) -> str:
+    """Return the paragraph for who comes second."""
+    try:
+        holder = json.loads(file.read())
+        who = f"process {holder['pid']} with run {holder['run']}"
+    except (ValueError, KeyError, TypeError, OSError):
+        who = "another process"
+    return (
+        f"{device_key} is taken by {who} ({path}): two campaigns on one device would measure each other; wait for it "
+        "to end, or stop it"
+    )
+
+
+def _write(file: IO[str], text: str) -> None:
+    """Replace a lock file's text."""
+    file.seek(0)
+    file.truncate()
+    file.write(text)
+    file.flush()

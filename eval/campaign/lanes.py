@@ -1,0 +1,178 @@
+"""Lanes: how one arm is timed in its worker, and how the outputs of its timed calls are checked.
+
+Every timed call has a fresh input and leaves a fingerprint. In each block the parent picks, after the calls, one
+whose kept output the judge compares in full, and one whose fingerprint it compares with the reference's.
+"""
+
+from __future__ import annotations
+
+import base64
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import median
+from time import perf_counter_ns
+from typing import Any
+
+from rooflane.eval.campaign.blocks import Round
+from rooflane.eval.campaign.launch import Crash
+from rooflane.eval.check.cases import Case
+from rooflane.eval.check.gate import GateResult
+from rooflane.eval.check.integrity import WindowWall
+from rooflane.eval.check.verify import WrongOutput, checked, require
+
+Ask = Callable[..., dict[str, Any]]
+
+# Calls ahead of a window's timed ones: the device was another worker's a moment ago. None where calls are long.
+LEAD_CALLS = 2
+LEAD_NS_MAX = 5_000_000
+# Where a reference call is longer, a block has one check in full and no other: both together would cost more calls
+# than are timed.
+LONG_REFERENCE_NS = 100_000_000
+# Two windows of one round never share a seed: no window has as many calls.
+WINDOW_SEEDS = 1 << 20
+BYTES_A_MARK = 4
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What every lane of one shape shares: seeds by purpose, padding, and the mode of the inputs."""
+
+    seed: Callable[[str], int]
+    padding: float
+    fixed: bool
+
+    def window(self, round_index: int, part: int) -> int:
+        """Return the seed of a window's inputs."""
+        return self.seed("timing") if self.fixed else self.seed(f"timing {round_index}") + part * WINDOW_SEEDS
+
+    def case(self, round_index: int, part: int, number: int) -> Case:
+        """Return the case of a timed call."""
+        return Case(self.window(round_index, part) + (0 if self.fixed else number), self.padding)
+
+
+@dataclass
+class Lane:
+    """One arm in its worker. `judge` is None for arms that live beside the reference and need no check."""
+
+    arm: str
+    ask: Ask
+    schedule: Schedule
+    capacity: int
+    call_ns: int = 0
+    judge: Ask | None = None
+    reference_ns: int = 0
+    walls: list[WindowWall] = field(default_factory=list)
+    overwritten: bool = False
+    tokens: list[float] = field(default_factory=list)
+    integrity: list[str] = field(default_factory=list)
+    checks: int = 0
+
+    def measure(self, round_index: int, calls: int) -> Round:
+        """Time one round; raises `WrongOutput` when an output of a timed call is not what it must be."""
+        lead = LEAD_CALLS if self.call_ns < LEAD_NS_MAX and self.capacity > 2 * LEAD_CALLS else 0
+        room = max(1, self.capacity - lead)
+        event_ns: list[int] = []
+        host_ns: list[int] = []
+        loops: list[int] = []
+        parts = -(-calls // room)
+        checked_part = random.Random(self.schedule.seed(f"part {round_index}")).randrange(parts)
+        for part in range(parts):
+            count = min(room, calls - len(event_ns))
+            found = self._window(round_index, part, count, lead)
+            event_ns += found["event_ns"]
+            host_ns += found["host_ns"]
+            loops.append(found["loop_ns"])
+            if self.judge and part == checked_part:
+                self._check(round_index, part, found)
+        self.ask("release", stage=f"time of {self.arm}")
+        return Round(event_ns, host_ns, round(median(loops)))
+
+    def _window(self, round_index: int, part: int, calls: int, lead: int) -> dict[str, Any]:
+        """Run one window and look at what needs no judge."""
+        stage = f"time of {self.arm}"
+        seed, mark_seed = self.schedule.window(round_index, part), self._mark_seed(round_index, part)
+        values = {"seed": seed, "calls": calls, "lead": lead, "mark_seed": mark_seed, "fixed": self.schedule.fixed}
+        values["watch"] = self.judge is not None
+        checked(self.ask("prepare", stage=stage, arm=self.arm, **values))
+        before = perf_counter_ns()
+        answer = self.ask("go", stage=stage)
+        wall = perf_counter_ns() - before
+        checked(answer)
+        found = checked(self.ask("finish", stage=stage))
+        times = [*found["event_ns"], found["loop_ns"]]
+        if len(times) != calls + 1 or any(type(value) is not int for value in times):
+            raise Crash("the worker's times are not one for each call that was asked for")
+        self.walls.append(WindowWall(wall, calls + lead, calls, sum(found["event_ns"])))
+        if self.judge and found["fault"]:
+            self._tampered(f"timed calls returned something else than the verified ones: {found['fault']}")
+        if found["changed"]:
+            self._tampered(f"timed calls changed what they were given: {found['changed']}")
+        if self.judge and found["deferred"]:
+            self._tampered(
+                f"the output of timed call {found['deferred'][0] + 1} of {calls} changed after its stream passed it: "
+                "work was left to be done outside the clock"
+            )
+        self.tokens.append(found["tokens"])
+        self.overwritten = self.overwritten or found["overwritten"]
+        return found
+
+    def _check(self, round_index: int, part: int, found: dict[str, Any]) -> None:
+        """Have a call of a window judged that nobody could have told from the others while it ran."""
+        block, half = divmod(round_index, 2)
+        in_full = random.Random(self.schedule.seed(f"check {block}")).randrange(2) == half
+        chosen = random.Random(self.schedule.seed(f"call {round_index} {part}"))
+        if in_full and found["kept"]:
+            self._compare_kept(round_index, part, chosen.choice(found["kept"]), found)
+        elif self.reference_ns < LONG_REFERENCE_NS:
+            self._compare_marks(round_index, part, chosen.randrange(len(found["event_ns"])), found)
+
+    def _compare_kept(self, round_index: int, part: int, number: int, found: dict[str, Any]) -> None:
+        output = checked(self.ask("ship", stage=f"check of {self.arm}", number=number))["output"]
+        answer = self.judge(
+            "kept",
+            case=self.schedule.case(round_index, part, number).as_dict(),
+            output=output,
+            marks=self._marks(found, number),
+            mark_seed=self._mark_seed(round_index, part),
+        )
+        self.checks += 1
+        gate = GateResult.model_validate(answer["gate"])
+        if not gate.passed:
+            self.integrity.append("an output of a timed call is wrong although the verified ones were right")
+        require(gate, f"timed call {number + 1} of round {round_index + 1}")
+        if not answer["same"]:
+            self._tampered(
+                f"the bytes handed over for timed call {number + 1} of round {round_index + 1} are not those its "
+                "fingerprint was taken of"
+            )
+
+    def _compare_marks(self, round_index: int, part: int, number: int, found: dict[str, Any]) -> None:
+        answer = self.judge(
+            "marks",
+            case=self.schedule.case(round_index, part, number).as_dict(),
+            marks=self._marks(found, number),
+            mark_seed=self._mark_seed(round_index, part),
+        )
+        self.checks += 1
+        if not answer["ratio"] <= 1:
+            self._tampered(
+                f"the output of timed call {number + 1} of round {round_index + 1} has another fingerprint than the "
+                f"reference's answer, {answer['ratio']:.3g} times the limit, although the verified outputs were right"
+            )
+
+    def _tampered(self, line: str) -> None:
+        """Note a finding, and take the arm out of the timing."""
+        self.integrity.append(line)
+        raise WrongOutput(line)
+
+    def _mark_seed(self, round_index: int, part: int) -> int:
+        return self.schedule.seed(f"marks {round_index} {part}")
+
+    def _marks(self, found: dict[str, Any], number: int) -> str:
+        """Return one call's fingerprint of a window's."""
+        data = base64.b64decode(found["marks"])
+        size = len(data) // len(found["event_ns"])
+        if size % BYTES_A_MARK or size * len(found["event_ns"]) != len(data):
+            raise Crash("the worker's fingerprints are not one for each call that was asked for")
+        return base64.b64encode(data[number * size : (number + 1) * size]).decode()

@@ -1,0 +1,236 @@
+"""Workers as the parent sees them: started, asked, listened to, and ended with everything they started."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import selectors
+import signal
+import socket
+import subprocess
+import tempfile
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+
+from rooflane.eval.campaign.forkserver import ForkServerError, fork_server
+from rooflane.eval.worker.channel import LINE_BYTES
+from rooflane.eval.worker.interpreter import module_command
+
+POLL_S = 0.5
+# What is kept of a worker's output for the reason of a crash; a candidate may print without end.
+TAIL_BYTES = 8192
+TAIL_CHARACTERS = 300
+
+
+class Crash(Exception):
+    """A worker that died, hung or spoke nonsense; the text is one line on how."""
+
+
+class Buffer:
+    """Memory two processes see: outputs travel through it as raw bytes. The parent only holds its descriptor."""
+
+    def __init__(self) -> None:
+        if hasattr(os, "memfd_create"):
+            self.descriptor = os.memfd_create("rooflane", os.MFD_CLOEXEC)
+        else:
+            with tempfile.TemporaryFile() as file:
+                self.descriptor = os.dup(file.fileno())
+
+    def close(self) -> None:
+        """Let go of the memory; it is freed when the workers are gone too."""
+        os.close(self.descriptor)
+
+
+class WorkerProcess:
+    """One worker: `ask` sends a request and waits for its answer."""
+
+    def __init__(self, name: str, buffers: tuple[Buffer, ...], timeout_s: float) -> None:
+        self.name = name
+        self.timeout_s = timeout_s
+        self.forged: list[str] = []
+        self._tail = b""
+        self._heard = 0
+        self._partial = b""
+        self._asked: int | None = None
+        self._socket, theirs = socket.socketpair()
+        lifeline, self._lifeline = os.pipe()
+        self._output, output = os.pipe()
+        descriptors = (theirs.fileno(), lifeline, output, *(buffer.descriptor for buffer in buffers))
+        try:
+            self._handle = start_process(descriptors)
+        finally:
+            theirs.close()
+            os.close(lifeline)
+            os.close(output)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._socket, selectors.EVENT_READ)
+        self._selector.register(self._output, selectors.EVENT_READ)
+
+    @property
+    def pid(self) -> int:
+        """The worker's process id, which is also its group's."""
+        return self._handle.pid
+
+    def send(self, op: str, /, **values: Any) -> None:
+        """Send a request without waiting; `receive` gets its answer."""
+        self._asked = secrets.randbits(48)
+        self._heard = 0
+        data = json.dumps({"op": op, "nonce": self._asked, **values}).encode() + b"\n"
+        try:
+            self._socket.sendall(data)
+        except OSError:
+            raise self._crash("gone", op) from None
+
+    def receive(self, stage: str = "") -> dict[str, Any]:
+        """Wait for the answer to the request sent; raises `Crash` when the worker dies or is silent for too long."""
+        deadline = monotonic() + self.timeout_s
+        while True:
+            answer = self._take_line(stage)
+            if answer is not None:
+                return answer
+            left = deadline - monotonic()
+            if left <= 0:
+                raise self._crash("silent", stage)
+            ready = self._selector.select(min(POLL_S, left))
+            for key, _ in ready:
+                data = os.read(key.fd, 1 << 20) if key.fd == self._output else self._receive_bytes()
+                if key.fd == self._output:
+                    self._hear(data)
+                    if not data:
+                        self._selector.unregister(key.fileobj)
+                elif data:
+                    self._partial += data
+                    if len(self._partial) > LINE_BYTES:
+                        raise self._crash("nonsense", stage)
+                else:
+                    raise self._crash("gone", stage)
+            # A process that the worker started may hold its pipes open: the worker's own end decides.
+            if not ready and self._handle.poll() is not None:
+                raise self._crash("gone", stage)
+
+    def ask(self, op: str, stage: str = "", /, **values: Any) -> dict[str, Any]:
+        """Send a request and wait for its answer."""
+        self.send(op, **values)
+        return self.receive(stage or op)
+
+    def printed(self) -> str:
+        """Return the end of what the worker printed since it was last asked, on one line."""
+        self._drain()
+        heard = self._tail[-self._heard :] if self._heard else b""
+        return _without_frames(heard.decode(errors="replace"))[-TAIL_CHARACTERS:]
+
+    def end(self) -> None:
+        """End the worker's whole process group and close the pipes."""
+        self._kill()
+        self._selector.close()
+        self._socket.close()
+        os.close(self._output)
+        os.close(self._lifeline)
+
+    def _kill(self) -> None:
+        # The process too: one that was just forked is not its group's leader yet.
+        for end in (os.killpg, os.kill):
+            with suppress(ProcessLookupError, PermissionError):
+                end(self.pid, signal.SIGKILL)
+        self._handle.wait()
+
+    def _receive_bytes(self) -> bytes:
+        try:
+            return self._socket.recv(1 << 20)
+        except OSError:
+            return b""
+
+    def _take_line(self, stage: str) -> dict[str, Any] | None:
+        """Return the answer asked for when it has arrived whole; lines that answer nothing are noted."""
+        while b"\n" in self._partial:
+            line, _, self._partial = self._partial.partition(b"\n")
+            try:
+                answer = json.loads(line)
+                number = answer.pop("answers")
+            except (ValueError, AttributeError, KeyError, TypeError):
+                self.forged.append(f"a line that is no answer came out of the worker's channel at {stage}")
+                continue
+            if number != self._asked:
+                self.forged.append(f"an answer to nothing that was asked came out of the worker's channel at {stage}")
+                continue
+            self._asked = None
+            return answer
+        return None
+
+    def _crash(self, kind: str, stage: str) -> Crash:
+        """End the worker and return how it went."""
+        at = f" at {stage}" if stage else ""
+        if kind == "silent":
+            self._kill()
+            return Crash(f"the worker said nothing for {self.timeout_s:g} s{at} and was ended")
+        if kind == "nonsense":
+            self._kill()
+            return Crash(f"the worker sent {LINE_BYTES >> 20} MB without an end of line{at} and was ended")
+        # Its channel may be closed while it lives: then it is ended here, and that is how it ended.
+        deadline = monotonic() + POLL_S
+        code = self._handle.poll()
+        while code is None and monotonic() < deadline:
+            self._selector.select(POLL_S / 10)
+            code = self._handle.poll()
+        if code is None:
+            self._kill()
+            return Crash(f"the worker closed its channel{at} and was ended")
+        self._drain()
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
+        said = _without_frames(self._tail.decode(errors="replace"))[-TAIL_CHARACTERS:]
+        return Crash(f"the worker {how}{at}" + (f"; it said: {said}" if said else ""))
+
+    def _drain(self) -> None:
+        os.set_blocking(self._output, False)
+        with suppress(BlockingIOError):
+            while data := os.read(self._output, 1 << 16):
+                self._hear(data)
+
+    def _hear(self, data: bytes) -> None:
+        self._tail = (self._tail + data)[-TAIL_BYTES:]
+        self._heard += len(data)
+
+
+class _Forked:
+    """A worker forked by the server."""
+
+    def __init__(self, server: Any, pid: int) -> None:
+        self._server = server
+        self.pid = pid
+        self._status: int | None = None
+
+    def poll(self) -> int | None:
+        return self._ask(wait=False)
+
+    def wait(self) -> int:
+        return self._ask(wait=True)
+
+    def _ask(self, *, wait: bool) -> int | None:
+        if self._status is None:
+            try:
+                self._status = self._server.poll(self.pid, wait=wait)
+            except (OSError, ForkServerError):
+                # Its server was ended, and its workers with it.
+                self._status = -signal.SIGKILL
+        return self._status
+
+
+def start_process(descriptors: tuple[int, ...]) -> Any:
+    """Start a worker over these descriptors: forked where that is possible, else from the beginning."""
+    server = fork_server()
+    if server is not None:
+        return _Forked(server, server.start(descriptors))
+    command = module_command("rooflane.eval.worker.worker", *map(str, descriptors))
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=descriptors, start_new_session=True)
+
+
+def _without_frames(text: str) -> str:
+    """Return a worker's last lines as one, the frames of a traceback left out: the text may begin within them."""
+    kept, framed = [], True
+    for line in text.splitlines():
+        framed = line.startswith("Traceback (most recent") or (framed and line.startswith(" "))
+        if not framed and line.strip():
+            kept.append(line.strip())
+    return " ".join(kept)

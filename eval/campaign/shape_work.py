@@ -1,0 +1,181 @@
+"""One shape in one process run, seen from the parent: build, verify, time, cross-check, hand over rows."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+from rooflane.eval.campaign.arm_row import ArmRow
+from rooflane.eval.campaign.launch import Crash
+from rooflane.eval.campaign.oversize_work import OversizeWork
+from rooflane.eval.campaign.session import ShapeDesk
+from rooflane.eval.campaign.shape_timing import ShapeTiming
+from rooflane.eval.campaign.team import REFERENCE
+from rooflane.eval.check.integrity import changed_files
+from rooflane.eval.check.verify import CallFailed, WrongOutput, checked, verify
+from rooflane.eval.record.environment import ROOT
+from rooflane.eval.record.records import EAGER
+
+# A first call this many times over the limit stops a shape whose prediction was too kind.
+PREDICTION_SLACK = 3
+# Of the time left for a shape, what one arm's verification may start new checks in.
+VERIFY_SHARE = 0.3
+
+
+class ShapeWork(ShapeDesk):
+    """One shape in one process run."""
+
+    def run(self) -> None:
+        """Measure the arms that are still to do and hand over their rows, eager's last."""
+        eager = ArmRow(EAGER, "baseline", REFERENCE)
+        with self.team.spending("set-up"):
+            self.begin_all()
+            answer = self.ask(REFERENCE, "reference", f"build of {EAGER}", call=not self.todo.oversize)
+        if self.todo.oversize:
+            self.run_oversize()
+            return
+        try:
+            eager.setup_s = checked(answer)["setup_s"]
+        except CallFailed as error:  # most likely memory: the prediction was too kind
+            eager.fail(error, "the first call of the eager forward")
+            self.emit(eager)
+            self.run_oversize()
+            return
+        limit = self.settings.max_call_s * PREDICTION_SLACK
+        if eager.setup_s > limit:
+            self.skip_all(f"the first eager call took {eager.setup_s:.1f} s, over {limit:g} s")
+            return
+        eager.ready = True
+        self.compare_arms(eager)
+
+    def compare_arms(self, eager: ArmRow) -> None:
+        """Build and verify every arm, then time those whose outputs stand, interleaved with eager."""
+        rows = {EAGER: eager}
+        for name in self.todo.arms:
+            if name != EAGER:
+                row = rows[name] = self.prepare(name, rows)
+                if not row.ready:
+                    self.close(row)
+                    self.emit(row)
+        timed = [row for row in rows.values() if row.ready]
+        timing = ShapeTiming(self, timed)
+        timing.run()
+        for row in timed:
+            self.close(row, timing)
+        # Eager's row comes last: its presence says that the rows it is paired with are complete.
+        self.emit(*timed[1:], eager)
+
+    def prepare(self, name: str, rows: dict[str, ArmRow]) -> ArmRow:
+        """Build one arm and verify it; an arm that is not to be timed comes back not ready."""
+        row = self.new_row(name)
+        expected = self.context.setup_s.get(name, 0.0)
+        if row.kind == "control" and monotonic() + expected > self.deadline:
+            row.status = "skipped"
+            row.reason = "the run's time budget was spent on the arms before it"
+            if expected:
+                row.reason = f"the run's time budget leaves no room for its set-up of about {expected:.0f} s"
+            return row
+        # Its row may be there already: lost with the reference, say.
+        if row.kind == "copy" and not (row.worker in rows and rows[row.worker].ready):
+            row.status, row.reason = "skipped", "the candidate it copies is not timed"
+            return row
+        try:
+            self.build(row)
+            if row.ready and row.kind not in ("noop", "anchor"):
+                self.verify(row)
+        except Crash as crash:
+            row.fail(crash, "")
+        if row.status in ("error", "oom"):
+            self.check_device(row)
+        return row
+
+    def build(self, row: ArmRow, *, call: bool = True) -> None:
+        """Build an arm in its worker and make its first call."""
+        started = monotonic()
+        with self.team.spending("set-up"):
+            if row.worker not in self.capacities:
+                self.begin(row.worker)
+            answer = self.ask(row.worker, "build", f"build of {row.name}", name=row.name, call=call)
+        self.context.setup_s[row.name] = monotonic() - started
+        if "failed" in answer:
+            row.fail(CallFailed(answer["failed"], answer["reason"]), "building it")
+            return
+        row.plan, row.status, row.reason = answer["plan"], answer["status"], answer["reason"]
+        row.setup_s, row.ready = answer["setup_s"], answer["status"] == "ok"
+
+    def verify(self, row: ArmRow) -> None:
+        """Verify an arm; decide whether it is timed."""
+        full = row.kind == "candidate" and self.context.process == 0
+        with self.team.spending("verification"):
+            row.verification = verify(
+                self.subject_of(row),
+                self.judge_of(row),
+                self.shape,
+                device=self.context.device,
+                seed=self.seed(f"verify {row.name}"),
+                trials=self._trials(row),
+                # Ragged masks, stress and contract depend on the code and not on the process: the first one does them.
+                level="full" if full else "trials",
+                # The checks of one arm must leave time for the others' and for the timing.
+                deadline=monotonic() + (self.deadline - monotonic()) * VERIFY_SHARE,
+            )
+        row.status, row.reason = row.verification.status, row.verification.reason
+        # A control that fails the gate is what users would get: it is timed and flagged. A candidate is not.
+        if row.status != "ok" and (row.kind != "control" or row.status != "incorrect"):
+            row.ready = False
+
+    def _trials(self, row: ArmRow) -> int:
+        """Return an arm's accuracy trials: one tells whether a copy, or a control again, was built right."""
+        once = row.kind == "copy" or (row.kind == "control" and self.context.process > 0)
+        return 1 if once else self.settings.trials
+
+    def close(self, row: ArmRow, timing: ShapeTiming | None = None) -> None:
+        """Ask a candidate's worker what it can see of tampering, and hold the clocks against each other."""
+        if row.kind not in ("candidate", "copy"):
+            return
+        with self.team.spending("verification"):
+            self._close(row, timing)
+
+    def _close(self, row: ArmRow, timing: ShapeTiming | None) -> None:
+        found = list(timing.findings(row)) if timing else []
+        if row.kind == "candidate":
+            found += changed_files(self.context.files, ROOT)
+            if row.worker in self.team:
+                try:
+                    answer = checked(self.ask(row.worker, "inspect", f"check of {row.name}"))
+                    found += answer.get("findings", ["its process did not say what it was checked for"])
+                    row.peak_bytes = answer.get("peak_bytes")
+                except (Crash, CallFailed, WrongOutput) as error:
+                    row.fail(error, "the check of its process")
+            elif row.status == "ok":
+                row.fail(Crash("the worker ended before its process could be checked"), "")
+            found += self.team.forged(row.worker)
+        row.integrity += [line for line in dict.fromkeys(found) if line not in row.integrity]
+
+    def run_oversize(self) -> None:
+        """Measure each candidate alone against the chunked reference: two would not fit beside each other."""
+        references = []
+        if not self.todo.oversize:
+            # Eager fitted by prediction and failed: what it left behind must be free, and its cap lifted.
+            self.todo = self.todo.model_copy(update={"oversize": True})
+            self.begin(REFERENCE)
+            self.ask(REFERENCE, "reference", f"build of {EAGER}", call=False)
+        for name in self.todo.arms:
+            if name not in self.context.candidates:
+                continue
+            row = self.new_row(name)
+            try:
+                # No first call here: the verifying call is the first, so that its peak memory is a whole call's.
+                self.build(row, call=False)
+                if row.ready:
+                    references.append(OversizeWork(self, row).run())
+            except Crash as crash:
+                row.fail(crash, "")
+            except (CallFailed, WrongOutput) as error:
+                row.fail(error, "its call on the whole shape")
+            row.integrity += self.team.forged(name)
+            self.emit(row)
+            # Its memory must be free before the next one's call.
+            self.team.end(name)
+            self.capacities.pop(name, None)
+        # One reference row a process, whichever candidate it was made with.
+        self.emit(*references[:1])

@@ -1,0 +1,206 @@
+"""The gate-power audit: which faults would the checks notice, and which stress inputs close the gap.
+
+Each ablation of the reference goes through the checks that a candidate meets: the plain trials, the mask checks and
+the stress inputs, each judged by its own verdict. The use says how far it is from passing: above 1 it is caught.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from rooflane.baseline import build_baseline, config_of, generate_random_case, torch_dtype
+from rooflane.eval.check.ablations import DEFAULT_WINDOW, Ablation, ablations
+from rooflane.eval.check.audit_findings import Audit, Finding
+from rooflane.eval.check.gate import check_gate
+from rooflane.eval.check.stresses import CATALOGUE, Stress
+from rooflane.eval.check.truth import (
+    HALF_FACTOR,
+    PLAIN,
+    RAGGED_PADDING,
+    STRESS_FACTOR,
+    draw_stress,
+    judge,
+    mask_cases,
+    stressed,
+)
+from rooflane.eval.exit_codes import EvaluationError
+from rooflane.eval.record.environment import available_memory_bytes
+from rooflane.shapes import Shape
+
+# Sequences do not see each other: two are enough to hold a ragged row and a full one.
+AUDIT_ROWS = 2
+# Score copies alive in one float64 forward of an ablation, in elements of 8 bytes.
+SCORE_COPIES = 6
+# Relative to the output's largest value; float64 rounding of these forwards is about 1e-14.
+SAME_FUNCTION = 1e-10
+
+# Small enough for a minute on two cores; the long one is where a polynomial softmax slips through.
+DEFAULT_SHAPES = (
+    Shape("S128", 2, 128, 64, 4, 256, 2, causal=False),
+    Shape("S128 causal", 2, 128, 64, 4, 256, 2, causal=True),
+    Shape("S1024", 1, 1024, 64, 2, 256, 1, causal=False),
+)
+
+
+@dataclass(frozen=True)
+class _Condition:
+    """One check: how its input is drawn and whether the gate or the stress verdict decides."""
+
+    name: str
+    stress: Stress
+    mask: str = ""
+
+    @property
+    def against_truth(self) -> bool:
+        return self.stress is not PLAIN
+
+
+def audit_gate(
+    shapes: Sequence[Shape] = DEFAULT_SHAPES,
+    *,
+    seeds: int = 1,
+    window: int = DEFAULT_WINDOW,
+    scales: Sequence[float] = (),
+    tf32: bool = False,
+    on_stage: Callable[[str], None] = lambda text: None,
+) -> Audit:
+    """Run every ablation through every check on the CPU and return what each would catch.
+
+    `scales` adds input scales to look at; `tf32` rounds the operands of the baseline's products to 10 bits of
+    mantissa, which is what the baseline does on a GPU and what makes it wander on stress inputs. Batches are cut to
+    two rows. Raises `EvaluationError` for a shape whose scores do not fit, or for a count or scale without meaning.
+    """
+    if seeds < 1 or window < 1:
+        raise EvaluationError(f"seeds and window must be whole numbers above 0; got {seeds} and {window}")
+    for scale in scales:
+        if not 0 < scale < float("inf"):
+            raise EvaluationError(f"input scale {scale:g} has no meaning here; give a number above 0, such as 300")
+    shapes = [replace(shape, batch_size=min(shape.batch_size, AUDIT_ROWS)) for shape in shapes]
+    if len({shape.id for shape in shapes}) < len(shapes) or not shapes:
+        raise EvaluationError("give at least one shape, and each id only once")
+    for shape in shapes:
+        _check_size(shape)
+    asked = [Stress(f"input x {scale:g}", scale=scale) for scale in scales]
+    asked = [stress for stress in asked if stress.name not in {known.name for known in CATALOGUE}]
+    faults = ablations(window)
+    least: dict[tuple[str, str, str], Finding] = {}
+    for shape in shapes:
+        for seed in range(seeds):
+            for finding in _audit_shape(shape, 1 + seed, faults, asked, tf32, on_stage):
+                key = (finding.shape, finding.condition, finding.ablation)
+                least[key] = min(finding, least.get(key, finding), key=lambda found: found.use)
+    return Audit(
+        shapes={shape.id: shape.label() for shape in shapes},
+        seeds=seeds,
+        window=window,
+        tf32=tf32,
+        always=tuple(condition.name for condition in _conditions(()) if not condition.against_truth),
+        stresses=tuple(stress.name for stress in CATALOGUE),
+        asked=tuple(stress.name for stress in asked),
+        findings=tuple(least.values()),
+    )
+
+
+def _conditions(asked: Sequence[Stress]) -> list[_Condition]:
+    """Return every check, those on unchanged weights first."""
+    masks = (f"padding {RAGGED_PADDING:g}", "one token", "holes")
+    stresses = sorted((*CATALOGUE, *asked), key=lambda stress: stress.touches)
+    return [
+        _Condition("plain", PLAIN),
+        *(_Condition(name, PLAIN, mask=name) for name in masks),
+        *(_Condition(stress.name, stress) for stress in stresses),
+    ]
+
+
+def _audit_shape(
+    shape: Shape,
+    seed: int,
+    faults: Sequence[Ablation],
+    asked: Sequence[Stress],
+    tf32: bool,
+    on_stage: Callable[[str], None],
+) -> Iterator[Finding]:
+    """Yield one finding for each condition and ablation, for one draw of weights and inputs."""
+    cpu = torch.device("cpu")
+    reference = build_baseline(shape, cpu, seed)
+    true_model = build_baseline(shape, cpu, seed).double()
+    # Conditions on the same weights share a faulty model: copying it costs more than a small forward.
+    for _, group in groupby(_conditions(asked), key=lambda condition: condition.stress.touches):
+        conditions = list(group)
+        with ExitStack() as changed, torch.no_grad():
+            for model in (reference, true_model):
+                changed.enter_context(stressed(model, conditions[0].stress))
+            prepared = []
+            for condition in conditions:
+                x, mask = _draw(condition, shape, cpu, 1000 * seed)
+                with Tf32Operands() if tf32 else nullcontext():
+                    eager = reference(x, mask)
+                prepared.append((condition, x.double(), mask, eager, true_model(x.double(), mask)))
+            for fault in faults:
+                on_stage(f"shape {shape.id}, {conditions[0].name} and others, {fault.name}")
+                forward = fault.build(true_model)
+                for condition, x, mask, eager, true in prepared:
+                    out = forward(x, mask)
+                    error = (out - true).abs().max()
+                    yield Finding(
+                        shape=shape.id,
+                        condition=condition.name,
+                        ablation=fault.name,
+                        use=_use(condition, shape, out, eager, true),
+                        same=bool(error <= SAME_FUNCTION * true.abs().max()),
+                    )
+
+
+def _draw(condition: _Condition, shape: Shape, device: torch.device, seed: int) -> tuple[Tensor, Tensor]:
+    """Return a condition's input and mask."""
+    if not condition.mask:
+        return draw_stress(condition.stress, shape, device, seed)
+    config, dtype = config_of(shape), torch_dtype(shape.dtype)
+    full, _ = generate_random_case(config, device, dtype, seed)
+    _, mask = generate_random_case(config, device, dtype, seed, RAGGED_PADDING)
+    return mask_cases(full, mask, seed + 1)[condition.mask]
+
+
+def _use(condition: _Condition, shape: Shape, out: Tensor, eager: Tensor, true: Tensor) -> float:
+    """Return the use of what the condition's verdict allows."""
+    if condition.against_truth or shape.dtype != "float32":
+        factor = STRESS_FACTOR if condition.against_truth else HALF_FACTOR
+        return judge(condition.name, out, eager, true, factor, "").use
+    return check_gate(out, eager).use
+
+
+def _check_size(shape: Shape) -> None:
+    """Raise when the float64 scores of a shape do not fit into half the free memory."""
+    need = 8 * SCORE_COPIES * shape.batch_size * shape.num_heads * shape.seq_len**2
+    free = available_memory_bytes()
+    if need > free // 2:
+        raise EvaluationError(
+            f"shape {shape.id}: the audit's float64 scores need {need / 1e9:.3g} GB, {free / 1e9:.3g} GB are free; "
+            "name other shapes with --shape, or audit a shorter sequence of the same widths"
+        )
+
+
+class Tf32Operands(TorchFunctionMode):
+    """Round the float32 operands of matrix products to TF32, as a GPU's baseline does."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        """Round the first two arguments of products; call everything else as it is."""
+        if function in (torch.matmul, functional.linear):
+            args = (*map(_to_tf32, args[:2]), *args[2:])
+        return function(*args, **(kwargs or {}))
+
+
+def _to_tf32(values: Tensor) -> Tensor:
+    """Return float32 values rounded to 10 bits of mantissa, ties to even."""
+    if values.dtype != torch.float32:
+        return values
+    bits = values.detach().contiguous().view(torch.int32)
+    return ((bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF).view(torch.float32)

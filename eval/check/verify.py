@@ -1,0 +1,225 @@
+"""Verification: is an arm's output right, on accuracy trials, ragged masks, stress inputs and the caller's terms.
+
+The arm's worker calls, the judge compares; this drives both and holds no tensor. `Ask` is a request to either,
+whether it lives in another process or in this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, Literal
+
+from rooflane.eval.check.cases import MASK_NAMES, Case
+from rooflane.eval.check.gate import GateResult, TruthCheck, merge_gates
+from rooflane.eval.check.promises import IS_BASELINE, PROMISES, UNSTABLE
+from rooflane.eval.record.records import Verification
+from rooflane.shapes import Shape
+
+Ask = Callable[..., dict[str, Any]]
+Level = Literal["full", "trials"]
+
+# Numbers added to the seed: each part draws inputs that no other part has met.
+MASKS, STRESSES, LAST_TRIAL, CONTRACT = 100, 200, 300, 400
+
+
+class WrongOutput(Exception):
+    """An output that fails a check other than the gate; the text is the one-line reason."""
+
+
+class CallFailed(Exception):
+    """A call that raised: the row's status, and one line on what."""
+
+    def __init__(self, status: str, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+@dataclass
+class _Bench:
+    """What every check of one arm shares."""
+
+    subject: Ask
+    judge: Ask
+    shape: Shape
+    device: str
+    seed: int
+    deadline: float
+    notes: list[str] = field(default_factory=list)
+
+    def case(self, offset: int, kind: str = "drawn", name: str = "") -> Case:
+        """Return the case of a running number."""
+        padding = self.shape.padding_ratio if kind != "mask" else 0.0
+        return Case(self.seed + offset, padding, kind, name)
+
+    def call(self, case: Case, promise: str = "") -> dict[str, Any]:
+        """Have the arm called; return the description of its output."""
+        return checked(self.subject("call", case=case.as_dict(), promise=promise))
+
+    def gate(self, case: Case, promise: str = "", judged: Case | None = None, flipped: bool = False) -> GateResult:
+        """Have one call compared with the reference."""
+        output = self.call(case, promise)["output"]
+        found = self.judge("compare", case=(judged or case).as_dict(), output=output, flipped=flipped)
+        return GateResult.model_validate(found["gate"])
+
+    def late(self, what: str) -> bool:
+        """Tell whether the time for checks is spent, and note what is left out."""
+        if monotonic() < self.deadline:
+            return False
+        self.notes.append(f"{what} not run: the time budget was spent")
+        return True
+
+
+def verify(
+    subject: Ask,
+    judge: Ask,
+    shape: Shape,
+    *,
+    device: str = "cpu",
+    seed: int,
+    trials: int = 5,
+    level: Level = "full",
+    deadline: float = float("inf"),
+) -> Verification:
+    """Check one arm and return what was found; nothing the arm does raises, a worker's death does.
+
+    Level "trials" runs the accuracy trials alone; "full" adds ragged masks, stress inputs and the promises to the
+    caller. Checks that would start after `deadline` (`time.monotonic()`) are left out and noted; the first accuracy
+    trial always runs.
+    """
+    bench = _Bench(subject, judge, shape, device, seed, deadline)
+    found: dict[str, Any] = {}
+    try:
+        before = checked(subject("weights_digest"))["digest"]
+        _trials(bench, trials, found)
+        if level == "full":
+            _masks(bench, found)
+            _stress(bench, found)
+            _contract(bench, found)
+        if checked(subject("weights_digest"))["digest"] != before:
+            raise WrongOutput("the weights differ from those before the first call")
+    except WrongOutput as error:
+        found |= {"status": "incorrect", "reason": str(error)}
+    except CallFailed as error:
+        found |= {"status": error.status, "reason": str(error)}
+    found.setdefault("status", "ok")
+    found["contract_class"] = _contract_class(found)
+    return Verification(notes=bench.notes, **found)
+
+
+def checked(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return an answer; raises what it says went wrong."""
+    if "wrong" in answer:
+        raise WrongOutput(answer["wrong"])
+    if "failed" in answer:
+        raise CallFailed(answer["failed"], answer["reason"])
+    return answer
+
+
+def require(gate: GateResult, what: str) -> None:
+    """Raise when a gate failed, with the figures that say how."""
+    if gate.passed:
+        return
+    if gate.reason:
+        why = gate.reason
+    elif gate.max_abs == float("inf"):
+        why = f"not finite at {gate.worst_index}"
+    else:
+        why = f"worst at {gate.worst_index}: {gate.out_at_worst:.6g} for {gate.ref_at_worst:.6g}"
+    raise WrongOutput(f"{what}: {gate.failed} of {gate.total} elements fail the gate, {why}")
+
+
+def _contract_class(found: dict[str, Any]) -> str | None:
+    """Return how an arm keeps its promises; None where they were not tried."""
+    if found["status"] == "incorrect":
+        return "incorrect"
+    if found["status"] != "ok" or found.get("contract") is None:
+        return None
+    return "contract-dependent" if found["contract"] else "pure"
+
+
+def _trials(bench: _Bench, trials: int, found: dict[str, Any]) -> None:
+    """Run the accuracy trials."""
+    gates = []
+    for trial in range(trials):
+        if trial and bench.late(f"accuracy trials after number {trial}"):
+            break
+        gates.append(bench.gate(bench.case(trial)))
+        found |= {"gate": merge_gates(gates), "trials": len(gates)}
+    failing = [str(index + 1) for index, gate in enumerate(gates) if not gate.passed]
+    require(found["gate"], f"accuracy trial {', '.join(failing)}")
+
+
+def _masks(bench: _Bench, found: dict[str, Any]) -> None:
+    """Check ragged padding, a full and a one-token sequence, masks with holes, and no mask at all."""
+    ragged: dict[str, GateResult] = {}
+    found["ragged"] = ragged
+    for name in MASK_NAMES:
+        if bench.late(f"mask check {name!r}"):
+            return
+        ragged[name] = bench.gate(bench.case(MASKS, "mask", name))
+        require(ragged[name], f"mask check {name!r}")
+
+
+def _stress(bench: _Bench, found: dict[str, Any]) -> None:
+    """Run the stress inputs, then one plain trial: the weights that a stress changed are back, and must be seen."""
+    checks: list[TruthCheck] = []
+    found["truth"] = checks
+    names = bench.judge("stress_names")["names"]
+    for index, name in enumerate(names):
+        if bench.late(f"stress input {name!r}"):
+            return
+        case = bench.case(STRESSES + index, "stress", name)
+        answer = bench.call(case)
+        if "missing" in answer:
+            bench.notes.append(
+                f"stress input {name!r} not run: the candidate has no parameter named {answer['missing']}"
+            )
+            continue
+        judged = bench.judge("stress", case=case.as_dict(), output=answer["output"])
+        if "fault" in judged:
+            raise WrongOutput(f"stress input {name!r}: {judged['fault']}")
+        check = TruthCheck.model_validate(judged["check"])
+        checks.append(check)
+        if not check.passed:
+            raise WrongOutput(
+                f"stress input {name!r}: the worst error against fp64 is {check.gate.max_abs:.3g}, "
+                f"eager's own {check.eager_max_abs:.3g}; {check.gate.failed} elements fail the gate"
+            )
+    require(bench.gate(bench.case(LAST_TRIAL)), "after weights were changed in place and put back")
+
+
+def _contract(bench: _Bench, found: dict[str, Any]) -> None:
+    """Look for the promises to the caller that honest code tends to break; a broken one is a finding, not a failure."""
+    if bench.late("checks of the promises to the caller"):
+        return
+    findings: list[str] = []
+    found["contract"] = findings
+    for index, (name, promise) in enumerate(PROMISES.items()):
+        if promise.cuda_only and bench.device != "cuda":
+            continue
+        case = bench.case(CONTRACT + 2 * index)
+        flipped = name == "weights loaded"
+        try:
+            if flipped:
+                checked(bench.subject("load", flipped=True))
+            kept = bench.gate(case, name, case.as_kind(promise.kind), flipped).passed
+        except CallFailed as error:
+            if error.status == "oom":
+                raise
+            if promise.may_refuse:
+                bench.notes.append(f"refused: {name} ({error})")
+                continue
+            kept = False
+        except WrongOutput:
+            kept = False
+        finally:
+            if flipped:
+                checked(bench.subject("load", flipped=False))
+        if not kept:
+            findings.append(promise.finding)
+    if not checked(bench.subject("repeat", case=bench.case(CONTRACT + 50).as_dict()))["same"]:
+        bench.notes.append(UNSTABLE)
+    if bench.subject("signature", case=bench.case(CONTRACT + 51).as_dict()).get("baseline"):
+        bench.notes.append(IS_BASELINE)

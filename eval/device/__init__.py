@@ -1,0 +1,1 @@
+"""The device at hand: probe, doctor and the per-operation profile."""

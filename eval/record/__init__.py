@@ -1,0 +1,1 @@
+"""What is on disk: runs, records, settings, environment and stored nulls."""

@@ -1,0 +1,73 @@
+"""A finished run's seal: digests of its files, so that a changed sample is noticed before it is believed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from rooflane.eval.exit_codes import EvaluationError
+from rooflane.eval.record.nulls import NULLS_FILE
+from rooflane.eval.record.records import RECORDS_FILE, RUN_FILE
+
+DIGEST_FILE = "digest.json"
+ALGORITHM = "sha256"
+# What every figure of a report comes from.
+SEALED_FILES = (RUN_FILE, RECORDS_FILE, NULLS_FILE)
+
+
+def seal(folder: Path) -> Path:
+    """Write the digests of a run's files; what is sealed is what reports and comparisons accept from then on."""
+    path = folder / DIGEST_FILE
+    files = {name: _digest(folder / name) for name in SEALED_FILES if (folder / name).exists()}
+    text = json.dumps({"algorithm": ALGORITHM, "files": files}, indent=1) + "\n"
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise EvaluationError(f"{path}: the run's digest cannot be written ({error})") from None
+    return path
+
+
+def is_sealed(folder: Path) -> bool:
+    """Tell whether a run was finished and sealed; one that was not is in progress, or was interrupted."""
+    return (folder / DIGEST_FILE).exists()
+
+
+def verify_seal(folder: Path) -> None:
+    """Raise `EvaluationError` when a sealed run's files are not those that were sealed; pass over an unsealed run."""
+    path = folder / DIGEST_FILE
+    if not path.exists():
+        return
+    try:
+        page = json.loads(path.read_text(encoding="utf-8"))
+        sealed, algorithm = dict(page["files"]), page["algorithm"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise EvaluationError(
+            f"{path}: cannot be read as a digest ({error}); take the run from its source again"
+        ) from None
+    if algorithm != ALGORITHM or not {RUN_FILE, RECORDS_FILE} <= sealed.keys():
+        raise EvaluationError(f"{path}: seals {', '.join(sealed) or 'nothing'} by {algorithm}, which is no run's seal")
+    there = {name for name in SEALED_FILES if (folder / name).exists()}
+    changed = sorted(
+        name for name in there | sealed.keys() if name not in sealed or sealed[name] != _digest(folder / name)
+    )
+    if changed:
+        raise EvaluationError(
+            f"{folder}: {' and '.join(changed)} changed after the run was finished: the digest in {DIGEST_FILE} does "
+            "not hold, so no figure is shown; take the run from its source again, or measure anew. If you changed it "
+            f"yourself and stand by it, seal it again with `rooflane seal {folder}`"
+        )
+
+
+def unseal(folder: Path) -> None:
+    """Take the seal off a run that goes on; raises `EvaluationError` when it did not hold."""
+    verify_seal(folder)
+    (folder / DIGEST_FILE).unlink(missing_ok=True)
+
+
+def _digest(path: Path) -> str | None:
+    """Return a file's SHA-256, None when it is not there."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,139 @@
+"""Null results: what a comparison of an arm with its own copy gave, kept to tell the noise floor of later campaigns."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import stdev
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from rooflane.eval.exit_codes import EvaluationError
+from rooflane.eval.record.records import RUN_FILE
+from rooflane.eval.record.state import state_dir
+from rooflane.eval.stats.estimator import Estimate
+
+NULLS_FILE = "nulls.jsonl"
+Key = tuple[str, str, int]  # machine, software, processes
+# The newest that a floor is computed from; older ones tell of a machine that has since changed.
+MOST_USED = 200
+
+
+class NullResult(BaseModel):
+    """One arm of one campaign against its own copy: log-ratios of the geometric mean and of each shape, by label."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    machine: str
+    software: str
+    processes: int
+    run: str
+    arm: str
+    measured_at: str
+    log: float
+    sd: float | None
+    shapes: dict[str, float]
+    process_s: float | None = None
+
+    @property
+    def key(self) -> Key:
+        """What must agree before one campaign's noise says something about another's."""
+        return self.machine, self.software, self.processes
+
+
+def machine_of(environment: Mapping[str, Any]) -> str:
+    """Return the machine a record was made on: the GPU, or the processor and its threads."""
+    return environment.get("gpu") or f"{environment.get('cpu', 'unknown')}, {environment.get('threads', '?')} threads"
+
+
+def software_of(environment: Mapping[str, Any]) -> str:
+    """Return the versions that decide how fast and how evenly eager runs."""
+    names = ("torch", "triton", "cuda", "driver")
+    return ", ".join(f"{name} {environment[name]}" for name in names if environment.get(name))
+
+
+def null_result(
+    estimate: Estimate, labels: Mapping[str, str], environment: Mapping[str, Any], **fields: Any
+) -> NullResult | None:
+    """Return a campaign's null as it is stored; None when it has no geometric mean."""
+    if estimate.geomean is None:
+        return None
+    logs = list(estimate.per_process.values())
+    return NullResult(
+        machine=machine_of(environment),
+        software=software_of(environment),
+        log=sum(logs) / len(logs),
+        sd=stdev(logs) if len(logs) > 1 else None,
+        shapes={labels[name]: sum(found.values()) / len(found) for name, found in estimate.logs.items()},
+        **fields,
+    )
+
+
+def store_path() -> Path:
+    """Return the file in which this user's campaigns leave their nulls."""
+    return state_dir() / NULLS_FILE
+
+
+def append_nulls(path: Path, nulls: Iterable[NullResult]) -> None:
+    """Add nulls to a store, each campaign's arm once, one writer at a time."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a+", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            known = {(null.run, null.arm) for null in _parse(path, file)}
+            file.writelines(null.model_dump_json() + "\n" for null in nulls if (null.run, null.arm) not in known)
+    except OSError as error:
+        raise EvaluationError(
+            f"{path}: the null results cannot be stored ({error}); give ROOFLANE_STATE_DIR a folder that may be written"
+        ) from None
+
+
+def read_nulls(path: Path) -> list[NullResult]:
+    """Read nulls from a store, from a run folder, or from a folder of run folders.
+
+    Raises `EvaluationError` when there is nothing of that name, or a line that is no null.
+    """
+    if path.is_dir():
+        from rooflane.eval.record.run import open_run
+
+        folders = [path] if (path / RUN_FILE).exists() else sorted(found.parent for found in path.glob(f"*/{RUN_FILE}"))
+        if not folders:
+            raise EvaluationError(f"{path}: holds no run; name a file of nulls, a run folder or a folder of runs")
+        return [null for folder in folders for null in open_run(folder).nulls()]
+    try:
+        with path.open(encoding="utf-8") as file:
+            return _parse(path, file)
+    except (OSError, UnicodeDecodeError) as error:
+        raise EvaluationError(f"{path}: the null results cannot be read ({error})") from None
+
+
+def matching(nulls: Sequence[NullResult], key: Key, run: str) -> list[NullResult]:
+    """Return the newest nulls of the same machine, software and number of processes, other runs' only."""
+    found = sorted((null for null in nulls if null.key == key and null.run != run), key=lambda null: null.measured_at)
+    return found[-MOST_USED:]
+
+
+def stored_logs(nulls: Sequence[NullResult], labels: Mapping[str, str]) -> tuple[list[float], dict[str, list[float]]]:
+    """Return log-ratios to take floors from: of means over these very shapes, and of each shape by its id."""
+    wanted = set(labels.values())
+    means = [null.log for null in nulls if set(null.shapes) == wanted]
+    shapes = {name: [null.shapes[label] for null in nulls if label in null.shapes] for name, label in labels.items()}
+    return means, shapes
+
+
+def _parse(path: Path, lines: Iterable[str]) -> list[NullResult]:
+    """Return the nulls of a store's lines."""
+    found = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            found.append(NullResult.model_validate(json.loads(line)))
+        except (ValueError, ValidationError) as error:
+            said = str(error).splitlines()[0]
+            raise EvaluationError(f"{path}:{number}: not a null result ({said}); remove the line") from None
+    return found

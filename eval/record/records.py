@@ -1,0 +1,251 @@
+"""Records: one JSON line per shape, arm and process, and the run folder they lie in."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rooflane.eval.check.gate import GateResult, TruthCheck
+from rooflane.eval.exit_codes import EvaluationError
+from rooflane.shapes import Shape
+
+SCHEMA_VERSION = 1
+RUN_FILE = "run.json"
+# Stands in its place in what `rooflane submit` writes.
+SUBMISSION_FILE = "submission.json"
+RECORDS_FILE = "records.jsonl"
+
+EAGER = "eager"
+NOOP = "noop"
+ANCHOR = "anchor"
+COPY_PREFIX = "copy of "
+COMPILED_PREFIX = "compiled"
+INFEASIBLE = "infeasible"
+
+Status = Literal["ok", "incorrect", "error", "oom", "unsupported", "infeasible", "skipped"]
+Kind = Literal["baseline", "control", "candidate", "copy", "noop", "anchor", "reference"]
+ContractClass = Literal["pure", "contract-dependent", "incorrect"]
+Key = tuple[int, str, str]
+
+_CONFIG = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
+
+
+class Verification(BaseModel):
+    """Everything checked about one arm's outputs in one process."""
+
+    model_config = _CONFIG
+
+    status: Status
+    reason: str = ""
+    trials: int = 0
+    gate: GateResult | None = None
+    ragged: dict[str, GateResult] = {}
+    truth: list[TruthCheck] = []
+    contract: list[str] = Field(default=[], description="promises to the caller that were seen broken")
+    contract_class: ContractClass | None = Field(default=None, description="None where the promises were not tried")
+    notes: list[str] = []
+
+
+class Timing(BaseModel):
+    """Raw nanoseconds of one arm in one process: `event_ns` and `host_ns` `[round][call]`, the others `[call]`.
+
+    Rounds 2i and 2i + 1 are the two mirrored halves of block i; a control has empty ones where it sat out. The states
+    beside the headline are taken in one process only: `harness_ns` is the organiser's loop on one fixed input object,
+    `idle_ns` the event pair after a synchronisation, `cold_ns` with the caches overwritten before, `rotating_ns` over
+    inputs of five times the cache. `loop_ns` `[round]` is a fixed loop of the interpreter ahead of each round.
+
+    With fixed inputs a candidate is timed once more as the organiser's script does it, with no look at the outputs:
+    `bare_ns` are its calls and `bare_eager_ns` eager's, both `[round][call]`, in turn in one fresh process.
+    """
+
+    model_config = _CONFIG
+
+    clock: Literal["cuda-events", "perf-counter", "synthetic"]
+    event_ns: list[list[int]]
+    host_ns: list[list[int]] = []
+    bare_ns: list[list[int]] = []
+    bare_eager_ns: list[list[int]] = []
+    device_ns: list[int] = []
+    harness_ns: list[int] = []
+    idle_ns: list[int] = []
+    cold_ns: list[int] = []
+    rotating_ns: list[int] = []
+    loop_ns: list[int] = []
+    warmups: int
+    repeats: int
+    shrunk: bool = Field(description="the counts were reduced to keep to the time budget")
+    inputs: Literal["fresh", "fixed"]
+    valid_tokens: float = Field(description="tokens of one call that are not padding, the mean over the inputs")
+    elements_total: int | None = Field(
+        default=None, description="of the chunked reference: batch elements of the shape; event_ns has those timed"
+    )
+
+
+class Record(BaseModel):
+    """One arm on one shape in one process; reports are made from these alone."""
+
+    model_config = _CONFIG
+
+    schema_version: int = SCHEMA_VERSION
+    run: str
+    process: int
+    shape: dict[str, Any]
+    arm: str
+    kind: Kind
+    status: Status
+    reason: str = ""
+    family: str = ""
+    rule: str = ""
+    options: dict[str, Any] = {}
+    contract: str = ""
+    integrity: list[str] = Field(default=[], description="evidence that outputs, clocks or state were tampered with")
+    verification: Verification | None = None
+    timing: Timing | None = None
+    setup_s: float | None = None
+    predicted_s: float | None = None
+    predicted_peak_bytes: int | None = None
+    measured_peak_bytes: int | None = None
+    seeds: dict[str, int] = {}
+    telemetry: dict[str, Any] = {}
+    environment: dict[str, Any] = {}
+    measured_at: str = ""
+
+    @property
+    def shape_id(self) -> str:
+        """The shape's name."""
+        return self.shape["id"]
+
+    @property
+    def key(self) -> Key:
+        """What identifies a row; of two rows with one key, the later one counts."""
+        return self.process, self.shape_id, self.arm
+
+
+class Prediction(BaseModel):
+    """What was predicted of one shape before any of it ran."""
+
+    model_config = _CONFIG
+
+    shape: str
+    classification: dict[str, Any]
+    candidates: dict[str, dict[str, Any]]
+
+
+class RulesUsed(BaseModel):
+    """The rule table of a run: where it was found, the digest of its rows, and the rows themselves as TOML."""
+
+    model_config = _CONFIG
+
+    source: str
+    digest: str
+    text: str
+
+
+class RunMeta(BaseModel):
+    """The run's own page: settings, shapes, predictions and the profile they were made with."""
+
+    model_config = _CONFIG
+
+    schema_version: int = SCHEMA_VERSION
+    id: str
+    started_at: str
+    command: str
+    rooflane_version: str
+    settings: dict[str, Any]
+    device: str
+    seed: int | None = Field(description="None until the run is complete; `seed_hash` binds it before")
+    seed_hash: str = Field(default="", description="SHA-256 of the secret seed, written before anything ran")
+    shapes: list[dict[str, Any]]
+    candidates: list[str]
+    controls: list[str]
+    extra_arms: list[str] = Field(default=[], description="copies of the candidates, the no-op and the anchor")
+    overhead_share: float | None = Field(
+        default=None,
+        description="of the run's wall time, what was neither warm-up, measurement nor verification; None in a run "
+        "that was interrupted and went on",
+    )
+    spent_s: dict[str, float] = Field(default={}, description="the run's wall seconds by what they were spent on")
+    profile: dict[str, Any]
+    price_per_hour: float | None
+    predictions: list[Prediction]
+    rules: RulesUsed | None = Field(default=None, description="None in runs of before tables were recorded")
+
+    def shape_list(self) -> list[Shape]:
+        """Return the run's shapes, in file order."""
+        return [Shape(**fields) for fields in self.shapes]
+
+    def planned(self, process: int, shape_id: str) -> tuple[str, ...]:
+        """Return the arms that owe a row in a process, in the order they are built; controls only where eager fits."""
+        if self.prediction(shape_id).classification["regime"] == INFEASIBLE:
+            return (EAGER, *self.candidates)
+        compiles = process < self.settings["compile_processes"]
+        controls = [name for name in self.controls if compiles or not name.startswith(COMPILED_PREFIX)]
+        return (EAGER, *self.candidates, *controls, *self.extra_arms)
+
+    def prediction(self, shape_id: str) -> Prediction:
+        """Return what was predicted of a shape."""
+        return next(prediction for prediction in self.predictions if prediction.shape == shape_id)
+
+
+def append_records(path: Path, records: Iterable[Record]) -> None:
+    """Append rows to a record file and wait for the disk.
+
+    All rows go in one write, so an interruption leaves whole rows and at most one torn line at the end; a torn line
+    left by an earlier interruption is ended first.
+    """
+    text = "".join(record.model_dump_json() + "\n" for record in records)
+    with path.open("ab+") as file:
+        if file.tell() and not _ends_with_newline(file):
+            text = "\n" + text
+        file.write(text.encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_records(path: Path) -> list[Record]:
+    """Read a record file; of rows with one key the later one is kept, at the place of the first.
+
+    A torn line (no newline followed it when it was written) is dropped. Raises `EvaluationError` on any other line
+    that is no record.
+    """
+    if not path.exists():
+        return []
+    rows: dict[Key, Record] = {}
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = Record.model_validate_json(line)
+        except ValidationError as error:
+            if _is_torn(line):
+                continue
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"])) or "the line"
+            raise EvaluationError(
+                f"{path}:{number}: not a record of this version ({place}: {first['msg']}); "
+                f"read it with the rooflane that wrote it, or remove the line"
+            ) from None
+        rows[record.key] = record
+    return list(rows.values())
+
+
+def _is_torn(line: bytes) -> bool:
+    """Tell whether a line stops before its JSON object does."""
+    import json
+
+    try:
+        json.loads(line)
+    except ValueError:
+        return True
+    return False
+
+
+def _ends_with_newline(file: Any) -> bool:
+    """Tell whether the last byte of an open binary file is a newline."""
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) == b"\n"

@@ -1,0 +1,160 @@
+"""A run: its folder, its page and its rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from rooflane.eval.exit_codes import EvaluationError
+from rooflane.eval.record.digest import is_sealed, seal, unseal, verify_seal
+from rooflane.eval.record.nulls import NULLS_FILE, NullResult, append_nulls, matching, read_nulls, store_path
+from rooflane.eval.record.records import (
+    RECORDS_FILE,
+    RUN_FILE,
+    SUBMISSION_FILE,
+    Record,
+    RunMeta,
+    append_records,
+    read_records,
+)
+
+if TYPE_CHECKING:
+    from rooflane.eval.stats.summary import Summary
+
+
+@dataclass
+class Run:
+    """One evaluation on disk; `interrupted` is set while it was ended by Ctrl-C."""
+
+    folder: Path
+    meta: RunMeta
+    interrupted: bool = False
+
+    def records(self) -> list[Record]:
+        """Return the rows written so far."""
+        return read_records(self.folder / RECORDS_FILE)
+
+    def append(self, records: Sequence[Record]) -> None:
+        """Write rows."""
+        append_records(self.folder / RECORDS_FILE, records)
+
+    def update(self, **fields: object) -> None:
+        """Write the page anew with other values of some fields, in one step."""
+        self.meta = self.meta.model_copy(update=fields)
+        page = self.folder / RUN_FILE
+        fresh = page.with_suffix(".new")
+        fresh.write_text(self.meta.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        os.replace(fresh, page)
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the run was finished: its files are bound by a digest."""
+        return is_sealed(self.folder)
+
+    def summary(self, stored: Sequence[NullResult] | None = None) -> Summary:
+        """Return every figure of the report, computed from the rows.
+
+        The floor comes from the nulls that were stored when the run was finished and lie beside its rows, so that a
+        report made anew is the same; `stored` takes others in their place.
+        """
+        from rooflane.eval.stats.summary import summarise
+
+        return summarise(self.meta, self.records(), self.stored_nulls() if stored is None else stored)
+
+    def stored_nulls(self) -> list[NullResult]:
+        """Return the nulls of earlier campaigns that this run's floor rests on."""
+        path = self.folder / NULLS_FILE
+        return read_nulls(path) if path.exists() else []
+
+    def nulls(self) -> list[NullResult]:
+        """Return this run's own nulls, as later campaigns may use them."""
+        from rooflane.eval.stats.summary import campaign_nulls
+
+        return campaign_nulls(self.meta, self.records(), self._process_s())
+
+    def resume(self) -> None:
+        """Take the seal off a finished run so that it can go on; raises `EvaluationError` when it does not hold."""
+        unseal(self.folder)
+
+    def finish(self) -> str:
+        """Bind the run: lay the stored nulls its floor rests on beside its rows, leave its own, seal its files.
+
+        A run without a null of its own leaves the store alone. Returns why the store could not be used, empty when it
+        could: what was measured is sealed all the same.
+        """
+        said = ""
+        own, path = self.nulls(), store_path()
+        if own and not (self.folder / NULLS_FILE).exists():
+            try:
+                stored = read_nulls(path) if path.exists() else []
+                append_nulls(self.folder / NULLS_FILE, matching(stored, own[0].key, self.meta.id))
+                append_nulls(path, own)
+            except EvaluationError as error:
+                said = str(error)
+        seal(self.folder)
+        return said
+
+    def _process_s(self) -> float | None:
+        """Return the seconds one process took, from the first row's time to the last one's."""
+        times = sorted(record.measured_at for record in self.records() if record.measured_at)
+        if not times:
+            return None
+        start, end = datetime.fromisoformat(self.meta.started_at), datetime.fromisoformat(times[-1])
+        return (end - start).total_seconds() / self.meta.settings["processes"]
+
+    def resume_hint(self) -> str:
+        """Return the line that tells how to go on."""
+        count = len(self.records())
+        return f"interrupted; {count} rows are kept. Go on with: rooflane eval --resume {self.folder}"
+
+
+def create_run(runs_dir: Path, meta: RunMeta) -> Run:
+    """Make the folder of a new run and write its page."""
+    folder = runs_dir / meta.id
+    try:
+        folder.mkdir(parents=True)
+        (folder / RUN_FILE).write_text(meta.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise EvaluationError(f"{folder}: the run's folder cannot be written ({error}); name another place") from None
+    return Run(folder, meta)
+
+
+def open_run(folder: str | Path) -> Run:
+    """Return the run in a folder.
+
+    Raises `EvaluationError` when there is none, when it is of another version, and when a finished run's files are
+    not the ones it was sealed with.
+    """
+    verify_seal(Path(folder))
+    return read_run(folder)
+
+
+def read_run(folder: str | Path) -> Run:
+    """Return the run in a folder, whatever its seal says."""
+    folder = Path(folder)
+    path = folder / RUN_FILE
+    try:
+        meta = RunMeta.model_validate_json(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        if (folder / SUBMISSION_FILE).is_file():
+            raise EvaluationError(
+                f"{folder}: a submission, no run; `rooflane submit --resume {folder}` shows it again"
+            ) from None
+        raise EvaluationError(
+            f"{folder}: not a run, there is no {RUN_FILE} in it; name a folder that `rooflane eval` wrote"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise EvaluationError(f"{path}: cannot be read ({error})") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise EvaluationError(
+            f"{path}: not a run of this version ({where}: {first['msg']}); read it with the rooflane that wrote it"
+        ) from None
+    return Run(folder, meta)

@@ -1,0 +1,1 @@
+"""What people read: tables, Markdown, plots and the HTML page."""

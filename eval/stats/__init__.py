@@ -1,0 +1,1 @@
+"""What the numbers say: estimators, intervals, verdicts and the figures of a run."""

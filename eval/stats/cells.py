@@ -1,0 +1,244 @@
+"""One arm on one shape: its times, its speedup, its price, from the rows of every process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+from typing import Any
+
+from rooflane.eval.record.records import ANCHOR, COPY_PREFIX, EAGER, NOOP, Record, RunMeta, Timing
+from rooflane.eval.stats.clocks import dividend, hidden_ns, launch_share
+from rooflane.eval.stats.contamination import Contamination
+from rooflane.eval.stats.estimator import Estimate, shape_logs
+from rooflane.eval.stats.figures import JUDGED_KINDS, NULL, REFERENCE, Cell, Spread
+from rooflane.eval.stats.floor import Floors
+from rooflane.eval.stats.intervals import Interval, TimesError, median_ns, paired_log_ratio, t_interval
+from rooflane.eval.stats.price import break_even_calls, price_interval, price_per_1e9, throughput
+from rooflane.eval.stats.rounds import Rounds
+from rooflane.eval.stats.verdict import Verdict, judge
+
+# An arm is as bad as its worst process: one failure among eight is a failure.
+SEVERITY = ("ok", "skipped", "infeasible", "unsupported", "oom", "error", "incorrect")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A run's rows by shape and arm, their round medians, and the blocks the machine spoilt."""
+
+    meta: RunMeta
+    by_cell: Mapping[tuple[str, str], Mapping[int, Record]]
+    rounds: Rounds
+    contamination: Contamination
+
+    def rows(self, shape: str, arm: str) -> Mapping[int, Record]:
+        """Return an arm's rows on a shape by process."""
+        return self.by_cell.get((shape, arm), {})
+
+    def medians(self, shape: str, arm: str) -> dict[int, float]:
+        """Return each process's median event nanoseconds of a call, over the medians of its clean rounds.
+
+        Of the chunked reference, the sum over all batch elements; where not every one was timed, the mean of those
+        that were stands for the rest.
+        """
+        found = {}
+        for process, medians in self.rounds.of(shape, arm).items():
+            dropped = self.contamination.at(shape, process)
+            kept = [value for index, value in enumerate(medians) if value is not None and index // 2 not in dropped]
+            kept = kept or [value for value in medians if value is not None]
+            timing = self.rows(shape, arm)[process].timing
+            if timing.elements_total:
+                found[process] = fmean(timing.event_ns[0]) * timing.elements_total
+            elif kept:
+                found[process] = median(kept)
+        return found
+
+
+def process_medians(records: Mapping[int, Record]) -> dict[int, float]:
+    """Return each process's median event nanoseconds, over the rounds' medians; impossible times are left out.
+
+    A control's empty round is one it sat out.
+    """
+    medians = {}
+    for process, record in records.items():
+        try:
+            if record.timing:
+                medians[process] = median([median_ns(part) for part in record.timing.event_ns if part])
+        except TimesError:
+            continue
+    return medians
+
+
+def log_ratios(base: Mapping[int, Record], arm: Mapping[int, Record]) -> dict[int, float]:
+    """Return each process's log-ratio of two arms timed beside each other, positive where `arm` is faster.
+
+    A process in which either was not timed, or shows an impossible time, has none. For rows outside a campaign's own
+    estimates; those go through `shape_logs`, which also knows the dropped blocks.
+    """
+    ratios = {}
+    for process in sorted(base.keys() & arm.keys()):
+        first, second = base[process].timing, arm[process].timing
+        if first is None or second is None:
+            continue
+        try:
+            ratios[process] = paired_log_ratio(first.event_ns, second.event_ns)
+        except TimesError:
+            continue
+    return ratios
+
+
+def make_cell(measured: Measured, shape: str, name: str) -> Cell:
+    """Return one arm's figures on one shape; what is judged over all shapes is added by `judged`."""
+    meta, records = measured.meta, measured.rows(shape, name)
+    if not records:
+        return Cell(name, _kind(meta, name), "skipped", "not measured yet; rooflane eval --resume measures it")
+    rows = [records[process] for process in sorted(records)]
+    worst = max(rows, key=lambda row: SEVERITY.index(row.status))
+    checks = [row.verification for row in rows if row.verification]
+    timed = [row.timing for row in rows if row.timing]
+    medians = measured.medians(shape, name)
+    event = spread(medians.values())
+    planned = next((row for row in rows if row.family), rows[0])
+    status, reason = worst.status, worst.reason
+    if status == "ok" and timed and len(medians) < len(timed):
+        status, reason = "error", "a call was timed at zero or less, which no real call takes"
+    cell = Cell(
+        arm=name,
+        kind=worst.kind,
+        status=status,
+        reason=reason,
+        processes=len(timed),
+        event_ms=event,
+        host_ms=spread(median(sum(timing.host_ns, [])) for timing in timed if any(timing.host_ns)),
+        device_ms=spread(median(timing.device_ns) for timing in timed if timing.device_ns),
+        idle_ms=spread(median(timing.idle_ns) for timing in timed if timing.idle_ns),
+        cold_ms=spread(median(timing.cold_ns) for timing in timed if timing.cold_ns),
+        rotating_ms=spread(median(timing.rotating_ns) for timing in timed if timing.rotating_ns),
+        harness_ms=spread(median(timing.harness_ns) for timing in timed if timing.harness_ns),
+        bare_ms=spread(median(sum(timing.bare_ns, [])) for timing in timed if timing.bare_eager_ns),
+        bare_eager_ms=spread(median(sum(timing.bare_eager_ns, [])) for timing in timed if timing.bare_eager_ns),
+        speedup=_speedup(measured, shape, name),
+        launch_share=launch_share(timed),
+        use=max((check.gate.use for check in checks if check.gate), default=None),
+        setup_s=max((row.setup_s for row in rows if row.setup_s is not None), default=None),
+        counts=_counts(timed),
+        shrunk=any(timing.shrunk for timing in timed),
+        family=planned.family,
+        rule=planned.rule,
+        options=planned.options,
+        contract=planned.contract,
+        contract_class=_worst_class(check.contract_class for check in checks),
+        integrity=distinct(text for row in rows for text in row.integrity),
+        findings=distinct(finding for check in checks for finding in check.contract),
+        notes=distinct(note for check in checks for note in check.notes),
+        predicted_ms=planned.predicted_s * 1e3 if planned.predicted_s is not None else None,
+        predicted_peak_bytes=planned.predicted_peak_bytes,
+        measured_peak_bytes=max((row.measured_peak_bytes or 0 for row in rows), default=0) or None,
+    )
+    return _priced(cell, meta, medians, timed)
+
+
+def judged(cell: Cell, measured: Measured, shape: str, found: Estimate, floors: Floors, claims: bool) -> Cell:
+    """Return a candidate's cell with what takes all shapes to tell: Holm's correction, floor and verdict.
+
+    `claims` says whether the campaign may claim a verdict at all.
+    """
+    one = found.shapes.get(shape)
+    if one is None:
+        return cell
+    base, arm = measured.rows(shape, EAGER), measured.rows(shape, cell.arm)
+    floor = floors.shapes.get(shape)
+    verdict, why = Verdict.NONE, ""
+    if claims and cell.status == "ok" and not cell.integrity:
+        judgement = judge(one.interval, floor, holm_p=one.holm_p)
+        verdict, why = judgement.verdict, judgement.why
+    eager = measured.medians(shape, EAGER)
+    nulls = [row.timing for name in (EAGER, NULL) for row in measured.rows(shape, name).values() if row.timing]
+    hidden = hidden_ns([row.timing for row in arm.values() if row.timing], nulls)
+    calls = None
+    if verdict != Verdict.NONE and cell.setup_s is not None and cell.event_ms and eager:
+        faster = verdict == Verdict.FASTER
+        calls = break_even_calls(cell.setup_s, median(eager.values()) / 1e9, cell.event_ms.median / 1e3, faster=faster)
+    return replace(
+        cell,
+        speedup=one.interval,
+        estimate=one,
+        floor=floor,
+        verdict=verdict,
+        why=why,
+        dividend=dividend(base, arm, found.logs[shape]),
+        hidden_ms=None if hidden is None else hidden / 1e6,
+        break_even_calls=calls,
+    )
+
+
+def spread(values: Iterable[float]) -> Spread | None:
+    """Return nanoseconds, one value per process, as a spread in milliseconds."""
+    found = sorted(values)
+    return Spread(median(found) / 1e6, found[0] / 1e6, found[-1] / 1e6) if found else None
+
+
+def distinct(texts: Iterable[str]) -> tuple[str, ...]:
+    """Return texts without repeats, in order."""
+    return tuple(dict.fromkeys(texts))
+
+
+def _priced(cell: Cell, meta: RunMeta, medians: Mapping[int, float], timed: Sequence[Timing]) -> Cell:
+    """Return the cell with its throughput in valid tokens and its price."""
+    if cell.status != "ok" or cell.event_ms is None or cell.kind not in JUDGED_KINDS:
+        return cell
+    valid = fmean(timing.valid_tokens for timing in timed)
+    if valid <= 0:
+        return cell
+    rate = throughput({process: value / 1e9 for process, value in medians.items()}, valid)
+    tokens = rate.centre
+    if not meta.price_per_hour:
+        return replace(cell, tokens_per_s=tokens)
+    return replace(
+        cell,
+        tokens_per_s=tokens,
+        price_per_1e9_tokens=price_per_1e9(meta.price_per_hour, tokens),
+        price=price_interval(meta.price_per_hour, rate),
+    )
+
+
+def _kind(meta: RunMeta, name: str) -> str:
+    """Return the kind of an arm that left no row."""
+    fixed = {EAGER: "baseline", REFERENCE: "reference", NOOP: "noop", ANCHOR: "anchor"}
+    if name in fixed:
+        return fixed[name]
+    if name in meta.controls:
+        return "control"
+    return "copy" if name.startswith(COPY_PREFIX) else "candidate"
+
+
+def _speedup(measured: Measured, shape: str, name: str) -> Interval | None:
+    """Return an arm's speedup with its interval: over eager by pairs, over the chunked reference by totals.
+
+    A copy's is the candidate's over it: its own null.
+    """
+    if name in (EAGER, REFERENCE, NOOP, ANCHOR):
+        return None
+    if name.startswith(COPY_PREFIX):
+        own = name.removeprefix(COPY_PREFIX)
+        logs, _ = shape_logs(measured.rounds, shape, name, own, measured.contamination)
+    elif measured.rounds.of(shape, EAGER) or not measured.rounds.of(shape, REFERENCE):
+        logs, _ = shape_logs(measured.rounds, shape, EAGER, name, measured.contamination)
+    else:
+        mine, totals = measured.medians(shape, name), measured.medians(shape, REFERENCE)
+        logs = {process: math.log(totals[process] / mine[process]) for process in mine.keys() & totals.keys()}
+    return t_interval([logs[process] for process in sorted(logs)]) if logs else None
+
+
+def _counts(timed: Sequence[Timing]) -> str:
+    """Return calls as `rounds x repeats`, the smallest repeats of any process."""
+    if not timed:
+        return ""
+    return f"{sum(map(bool, timed[0].event_ns))}x{min(timing.repeats for timing in timed)}"
+
+
+def _worst_class(classes: Iterable[Any]) -> str:
+    """Return the worst contract class found, empty where none was tried."""
+    order = ("pure", "contract-dependent", "incorrect")
+    return max((found for found in classes if found), key=order.index, default="")

@@ -1,0 +1,254 @@
+"""Compare two arms by latency: in one campaign by pairs, across two by Welch; both with floor and verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import fmean
+from typing import Any
+
+from rooflane.eval.exit_codes import EvaluationError, ExitCode
+from rooflane.eval.record.nulls import machine_of, software_of
+from rooflane.eval.record.records import EAGER
+from rooflane.eval.record.run import Run
+from rooflane.eval.stats.comparison_side import Side, find_side
+from rooflane.eval.stats.estimator import Estimate, ShapeEstimate, estimate, welch_by_shape
+from rooflane.eval.stats.figures import required
+from rooflane.eval.stats.floor import Floor, Floors, find_floors
+from rooflane.eval.stats.intervals import Interval, welch_interval
+from rooflane.eval.stats.verdict import MARGIN, Verdict, judge, judge_campaign
+
+# Settings that decide how many calls a figure rests on.
+TIMED_BY = ("budget_s", "rounds", "repeats", "warmups")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One shape: both latencies in ms, how many times faster A is, and what that says with Holm over the shapes."""
+
+    shape: str
+    a_ms: float
+    b_ms: float
+    ratio: Interval
+    verdict: str
+    why: str = ""
+    holm_p: float | None = None
+    floor: Floor | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A against B; `left_out` tells why a shape has no pair, `notes` what a reader must know."""
+
+    a: str
+    b: str
+    method: str
+    pairs: tuple[Pair, ...]
+    left_out: dict[str, str]
+    geomean: Interval | None
+    verdict: str
+    why: str = ""
+    floor: Floor | None = None
+    notes: tuple[str, ...] = field(default=())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the comparison as plain values."""
+        return asdict(self)
+
+    def exit_code(self, require: str = "complete") -> ExitCode:
+        """Return the exit status: contaminated, or what is required of the verdict."""
+        return ExitCode.CONTAMINATED if self.verdict == Verdict.CONTAMINATED else required({self.verdict}, require)
+
+
+def compare(a: str, b: str, *, run: Run | None = None, margin: float = MARGIN) -> Comparison:
+    """Compare A with B by event time, shape by shape, and over the shapes both ran.
+
+    Each is `RUN` (its first candidate), `RUN::ARM`, or an arm's name when `run` is given. Arms of one run are
+    paired process by process, mirrored round by mirrored round; arms of two runs by Welch's t on the logs of the
+    per-process medians. The geometric mean exists only when no shape of either side is left out. The verdict has the
+    standing of one over eager: it clears the floor of both arms' nulls, Holm's correction holds over the shapes.
+    Raises `EvaluationError` for an unknown run or arm and for runs without a common shape.
+    """
+    left, right = find_side(a, run), find_side(b, run)
+    paired = left.run.folder.resolve() == right.run.folder.resolve()
+    shapes, left_out = _common(left, right)
+    if not shapes:
+        why = "; ".join(f"shape {shape}: {reason}" for shape, reason in left_out.items()) or "neither has a row"
+        raise EvaluationError(f"{left.label} and {right.label} have no shape that both measured ({why})")
+    estimates, geomean = (_by_pairs if paired else _by_welch)(left, right, shapes)
+    geomean = None if left_out else geomean
+    floors = _floors(left, right, shapes, paired)
+    contaminated = _contaminated(left, right, floors)
+    processes = min(len(side.processes(shapes)) for side in (left, right))
+    quick = any(side.run.meta.settings["quick"] for side in (left, right))
+    judged = _Terms(processes, quick, contaminated, _unlike(left, right), margin)
+    pairs = [
+        Pair(shape, _ms(left, shape), _ms(right, shape), one.interval, *judged.shape(one, floors.shapes.get(shape)))
+        for shape, one in estimates.items()
+    ]
+    verdict, why = judged.mean(geomean, floors.geomean)
+    return Comparison(
+        a=left.label,
+        b=right.label,
+        method="paired by process" if paired else "Welch, two runs",
+        pairs=tuple(pairs),
+        left_out=left_out,
+        geomean=geomean,
+        verdict=verdict,
+        why=why,
+        floor=floors.geomean,
+        notes=_notes(left, right),
+    )
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """What a comparison is judged under."""
+
+    processes: int
+    quick: bool
+    contaminated: str
+    unlike: str
+    margin: float
+
+    def mean(self, geomean: Interval | None, floor: Floor | None) -> tuple[str, str]:
+        """Return the verdict on the geometric mean, and why."""
+        if geomean is None:
+            return Verdict.NONE, "there is no mean over every shape and process"
+        if self.unlike:
+            return Verdict.NONE, self.unlike
+        found = judge_campaign(
+            geomean,
+            floor,
+            processes=self.processes,
+            quick=self.quick,
+            contaminated=self.contaminated,
+            margin=self.margin,
+        )
+        return found.verdict, found.why
+
+    def shape(self, one: ShapeEstimate, floor: Floor | None) -> tuple[str, str, float | None, Floor | None]:
+        """Return the verdict on one shape, why, its corrected p and its floor."""
+        verdict, why = self.mean(one.interval, floor)
+        if verdict not in (Verdict.NONE, Verdict.CONTAMINATED):
+            found = judge(one.interval, floor, margin=self.margin, holm_p=one.holm_p)
+            verdict, why = found.verdict, found.why
+        return verdict, why, one.holm_p, floor
+
+
+def _common(left: Side, right: Side) -> tuple[list[str], dict[str, str]]:
+    """Return the shapes both can be compared on, in the files' order, and why the others are left out."""
+    common, left_out = [], {}
+    sizes = [{shape.id: shape for shape in side.run.meta.shape_list()} for side in (left, right)]
+    for shape in dict.fromkeys(shape.id for side in (left, right) for shape in side.run.meta.shape_list()):
+        if not any(side.evidence.measured.rows(shape, side.arm) for side in (left, right)):
+            continue
+        if not (left.owes(shape) and right.owes(shape)):
+            continue
+        reasons = [reason for side in (left, right) if (reason := side.unusable(shape))]
+        own, other = (side.get(shape) for side in sizes)
+        if own and other and own != other:
+            left_out[shape] = f"it is {own.label()} in one run and {other.label()} in the other"
+        elif reasons:
+            left_out[shape] = " and ".join(dict.fromkeys(reasons))
+        elif (
+            left.run.folder.resolve() == right.run.folder.resolve()
+            and not left.logs(shape).keys() & right.logs(shape).keys()
+        ):
+            left_out[shape] = "the two were never timed in one process"
+        else:
+            common.append(shape)
+    return common, left_out
+
+
+def _by_pairs(left: Side, right: Side, shapes: Sequence[str]) -> tuple[dict[str, ShapeEstimate], Interval | None]:
+    """Return the estimates of arms timed beside each other, over the processes that timed both anywhere."""
+    processes = sorted(left.processes(shapes) & right.processes(shapes))
+    measured = left.evidence.measured
+    found = estimate(measured.rounds, shapes, right.arm, left.arm, processes, measured.contamination)
+    return dict(found.shapes), found.geomean
+
+
+def _by_welch(left: Side, right: Side, shapes: Sequence[str]) -> tuple[dict[str, ShapeEstimate], Interval | None]:
+    """Return the estimates of arms timed in different processes."""
+    logs = {shape: tuple(list(side.logs(shape).values()) for side in (right, left)) for shape in shapes}
+    means = []
+    for side in (right, left):
+        found = [side.logs(shape) for shape in shapes]
+        processes = side.processes(shapes)
+        if any(process not in one for one in found for process in processes):
+            return welch_by_shape(logs), None
+        means.append([fmean(one[process] for one in found) for process in sorted(processes)])
+    return welch_by_shape(logs), welch_interval(*means)
+
+
+def _floors(left: Side, right: Side, shapes: Sequence[str], paired: bool) -> Floors:
+    """Return the floors under a comparison: from both arms' nulls, and from those stored beside each run."""
+    nulls: list[Estimate] = []
+    means: list[float] = []
+    by_shape: dict[str, list[float]] = {}
+    for side in dict.fromkeys((left, right)):
+        # Eager's null stands in for an arm of which no copy was timed.
+        timed = [shape for shape in shapes if shape in side.evidence.counted]
+        own = side.evidence.nulls(side.arm, shapes=timed) or side.evidence.nulls(EAGER, shapes=timed)
+        nulls += own.values()
+        if paired and side is right:
+            continue  # the stored nulls of one run are its left side's already
+        stored = side.evidence.stored(side.run.stored_nulls())
+        means += stored.geomean
+        for shape, logs in (stored.shapes or {}).items():
+            by_shape.setdefault(shape, []).extend(logs)
+    return find_floors(nulls, means, by_shape)
+
+
+def _unlike(left: Side, right: Side) -> str:
+    """Return why two runs timed different things, empty when they did not."""
+    inputs = [side.run.meta.settings["inputs"] for side in (left, right)]
+    if inputs[0] == inputs[1]:
+        return ""
+    return f"one run timed calls on {inputs[0]} inputs, the other on {inputs[1]} ones; measure both the same way"
+
+
+def _contaminated(left: Side, right: Side, floors: Floors) -> str:
+    """Return why a comparison rests on a disturbed campaign, empty when it does not."""
+    for side in (left, right):
+        contamination = side.evidence.measured.contamination
+        if contamination.too_much:
+            return f"run {side.run.meta.id}: {contamination.describe()}"
+    return floors.broken
+
+
+def _notes(left: Side, right: Side) -> tuple[str, ...]:
+    """Return what a reader must know beside the figures."""
+    notes = []
+    for side in dict.fromkeys((left, right)):
+        rows = [
+            row
+            for shape in side.run.meta.shape_list()
+            for row in side.evidence.measured.rows(shape.id, side.arm).values()
+        ]
+        if any(row.contract or (row.verification and row.verification.contract) for row in rows):
+            notes.append(f"{side.label} is right only under a contract")
+        unowed = [shape.id for shape in side.run.meta.shape_list() if not side.owes(shape.id)]
+        if unowed:
+            notes.append(f"{side.label} was not planned on shape {', '.join(unowed)}, which eager does not fit")
+        if said := side.evidence.measured.contamination.describe():
+            notes.append(f"run {side.run.meta.id}: {said}")
+    places = [(machine_of(side.evidence.environment), software_of(side.evidence.environment)) for side in (left, right)]
+    if places[0] != places[1]:
+        notes.append(f"the runs differ in machine or software: {'; '.join(', '.join(place) for place in places)}")
+    settings = [side.run.meta.settings for side in (left, right)]
+    other = [
+        f"{name} {settings[0][name]} and {settings[1][name]}"
+        for name in TIMED_BY
+        if len({str(one[name]) for one in settings}) > 1
+    ]
+    if other:
+        notes.append(f"the runs timed with other settings: {', '.join(other)}")
+    return tuple(dict.fromkeys(notes))
+
+
+def _ms(side: Side, shape: str) -> float:
+    """Return the geometric mean over processes of the median call, in milliseconds."""
+    return math.exp(fmean(side.logs(shape).values())) / 1e6

@@ -1,0 +1,258 @@
+"""What a report is made of: cells, rows, headlines and the summary that holds them; computed elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rooflane.eval.exit_codes import ExitCode
+from rooflane.eval.record.records import EAGER, RunMeta
+from rooflane.eval.stats.contamination import Contamination
+from rooflane.eval.stats.estimator import ShapeEstimate
+from rooflane.eval.stats.floor import Floor
+from rooflane.eval.stats.intervals import Interval
+from rooflane.eval.stats.verdict import Verdict
+from rooflane.shapes import Shape
+
+if TYPE_CHECKING:
+    from rooflane.eval.stats.accuracy import AccuracyLine
+    from rooflane.eval.stats.host_pace import HostPace
+    from rooflane.eval.stats.ranking import Place
+
+NULL = "identity"
+REFERENCE = "chunked_reference"
+# Eager is launch-bound when a call lasts this many times longer than the device needs with the host kept ahead.
+LAUNCH_SHARE = 1.3
+FAILED = ("incorrect", "error", "oom", "unsupported")
+# What is judged. A control, a copy or a watching arm that fails is a finding and fails nothing.
+JUDGED_KINDS = ("baseline", "candidate", "reference")
+# Whose tampering condemns the run: the copies are the candidates' own code.
+TRUSTED_KINDS = (*JUDGED_KINDS, "copy")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A time in milliseconds: the median over processes of the per-process medians, and their range."""
+
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One arm on one shape, over all processes; figures are None where nothing was timed."""
+
+    arm: str
+    kind: str
+    status: str
+    reason: str = ""
+    processes: int = 0
+    event_ms: Spread | None = None
+    host_ms: Spread | None = None
+    device_ms: Spread | None = None
+    idle_ms: Spread | None = None
+    cold_ms: Spread | None = None
+    rotating_ms: Spread | None = None
+    harness_ms: Spread | None = None
+    bare_ms: Spread | None = None
+    bare_eager_ms: Spread | None = None
+    speedup: Interval | None = None
+    estimate: ShapeEstimate | None = None
+    floor: Floor | None = None
+    verdict: str = Verdict.NONE
+    why: str = ""
+    dividend: float | None = None
+    launch_share: float | None = None
+    hidden_ms: float | None = None
+    use: float | None = None
+    setup_s: float | None = None
+    break_even_calls: float | None = None
+    counts: str = ""
+    shrunk: bool = False
+    family: str = ""
+    rule: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+    contract: str = ""
+    contract_class: str = ""
+    integrity: tuple[str, ...] = ()
+    findings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    predicted_ms: float | None = None
+    predicted_peak_bytes: int | None = None
+    measured_peak_bytes: int | None = None
+    tokens_per_s: float | None = None
+    price_per_1e9_tokens: float | None = None
+    price: Interval | None = None
+
+    @property
+    def depends_on_contract(self) -> bool:
+        """Whether the arm is right only under a contract: declared, or a promise seen broken."""
+        return bool(self.findings or self.contract or self.contract_class == "contract-dependent")
+
+    @property
+    def contract_reason(self) -> str:
+        """The first promise seen broken, or the declared contract."""
+        return next(filter(None, (*self.findings, self.contract)), "a promise to the caller is not kept")
+
+
+@dataclass(frozen=True)
+class ShapeRow:
+    """One shape: what was predicted, what was measured, and every arm's cell."""
+
+    shape: Shape
+    regime: str
+    borderline: bool
+    predicted_ms: float
+    predicted_peak_bytes: int
+    measured_regime: str | None
+    cells: dict[str, Cell]
+
+    @property
+    def eager(self) -> Cell:
+        """The baseline's cell."""
+        return self.cells[EAGER]
+
+
+@dataclass(frozen=True)
+class Headline:
+    """A candidate's geometric mean over the shapes that count, or the reason why there is none.
+
+    A shape counts when eager was timed on it in every process. The mean exists only when the candidate's output was
+    right and timed on every one of them in every process: a failed shape takes the mean away, it never leaves it.
+    `penalised` is the second figure then: the mean with every failed shape at 1x, or at its own ratio where lower.
+    `ratio_verdict` is what the times alone say; `verdict` puts the facts about the outputs before it. `partial` counts
+    the shapes timed in some processes only: the clock chose what is left, so no verdict is formed over it. `excused`
+    are the processes without a mean, each with the shapes of which the machine spoilt every block.
+    """
+
+    candidate: str
+    passed: int
+    shapes: int
+    geomean: Interval | None
+    per_process: tuple[float, ...]
+    null: Interval | None
+    verdict: str
+    why: str
+    copy_null: Interval | None = None
+    floor: Floor | None = None
+    ratio_verdict: str = Verdict.NONE
+    sign_flip_p: float | None = None
+    penalised: Interval | None = None
+    dividend: float | None = None
+    mix_tokens_per_s: Interval | None = None
+    mix_price: Interval | None = None
+    partial: int = 0
+    excused: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A run in figures."""
+
+    meta: RunMeta
+    rows: tuple[ShapeRow, ...]
+    headlines: tuple[Headline, ...]
+    environment: dict[str, Any]
+    missing: int
+    contamination: Contamination = field(default_factory=Contamination)
+    ranking: tuple[Place, ...] = ()
+    accuracy: tuple[AccuracyLine, ...] = ()
+    tick_ns: int | None = None
+    host: HostPace | None = None
+
+    def row(self, shape_id: str) -> ShapeRow:
+        """Return a shape's row."""
+        return next(row for row in self.rows if row.shape.id == shape_id)
+
+    def failures(self) -> list[tuple[ShapeRow, Cell]]:
+        """Return the cells of eager and the candidates that failed; a failing control is a finding, not a failure."""
+        return [(row, cell) for row, cell in self._cells(JUDGED_KINDS) if cell.status in FAILED]
+
+    def problems(self) -> list[str]:
+        """Return one clear line per failed cell: what, where, why."""
+        lines = [
+            f"shape {row.shape.id} ({row.shape.label()}): {cell.arm} is {_SAID[cell.status]}: {cell.reason}"
+            for row, cell in self.failures()
+        ]
+        lines += [
+            f"shape {row.shape.id} ({row.shape.label()}): {cell.arm} shows evidence of manipulation: {text}"
+            for row, cell in self._cells(TRUSTED_KINDS)
+            for text in cell.integrity
+        ]
+        if self.missing:
+            lines.append(f"{self.missing} planned rows are missing; `rooflane eval --resume` measures them")
+        if self.unmeasured and not lines:
+            lines.append("nothing was measured: every shape was left out, for the reasons beside it")
+        return lines
+
+    @property
+    def unmeasured(self) -> bool:
+        """Whether no output of any candidate was as much as looked at."""
+        return all(cell.status in ("skipped", "infeasible") for _, cell in self._cells(("candidate",)))
+
+    def exit_code(self, require: str = "complete", accept_contract: bool = False) -> ExitCode:
+        """Return the run's exit status; facts about outputs come before missing rows, those before the times.
+
+        `require` is `complete`, `faster` or `equivalent` (which faster meets too).
+        """
+        failed = {cell.status for _, cell in self.failures()}
+        verdicts = {
+            headline.ratio_verdict if accept_contract and headline.verdict == Verdict.CONTRACT else headline.verdict
+            for headline in self.headlines
+        }
+        if any(cell.integrity for _, cell in self._cells(TRUSTED_KINDS)):
+            return ExitCode.INTEGRITY
+        if "incorrect" in failed:
+            return ExitCode.INCORRECT
+        if failed or self.missing or self.unmeasured:
+            return ExitCode.INCOMPLETE
+        if not accept_contract and any(cell.depends_on_contract for _, cell in self._cells(("candidate",))):
+            return ExitCode.CONTRACT
+        if Verdict.CONTAMINATED in verdicts:
+            return ExitCode.CONTAMINATED
+        return required(verdicts, require)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the figures as plain values."""
+        return {
+            "run": self.meta.id,
+            "device": self.meta.device,
+            "quick": self.meta.settings["quick"],
+            "processes": self.meta.settings["processes"],
+            "headlines": [asdict(headline) for headline in self.headlines],
+            "shapes": [asdict(row) for row in self.rows],
+            "ranking": [asdict(place) for place in self.ranking],
+            "accuracy": [line.as_dict() for line in self.accuracy],
+            "missing_rows": self.missing,
+            "calls_per_window": 1,
+            "clock_tick_ns": self.tick_ns,
+            "host": asdict(self.host) if self.host else None,
+            "blocks": {
+                "total": self.contamination.total,
+                "dropped": self.contamination.count,
+                "reasons": dict(self.contamination.reasons),
+            },
+            "problems": self.problems(),
+            "environment": self.environment,
+        }
+
+    def _cells(self, kinds: tuple[str, ...]) -> list[tuple[ShapeRow, Cell]]:
+        """Return the cells of some kinds of arm."""
+        return [(row, cell) for row in self.rows for cell in row.cells.values() if cell.kind in kinds]
+
+
+_SAID = {"incorrect": "wrong", "error": "in error", "oom": "out of memory", "unsupported": "not supported"}
+
+
+def required(verdicts: set[str], require: str) -> ExitCode:
+    """Return the exit status of the verdicts on times under what exit 0 is required to stand for."""
+    good = {"faster": {Verdict.FASTER}, "equivalent": {Verdict.FASTER, Verdict.EQUIVALENT}}.get(require)
+    if good is None or (verdicts and verdicts <= good):
+        return ExitCode.COMPLETE
+    if Verdict.SLOWER in verdicts:
+        return ExitCode.SLOWER
+    if verdicts and verdicts <= {Verdict.FASTER, Verdict.EQUIVALENT}:
+        return ExitCode.EQUIVALENT
+    return ExitCode.INCONCLUSIVE

@@ -1,0 +1,164 @@
+"""From records to figures: everything a report shows is computed here, from raw nanoseconds, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rooflane.eval.record.nulls import NullResult, null_result
+from rooflane.eval.record.records import COPY_PREFIX, EAGER, Record, RunMeta
+from rooflane.eval.stats.accuracy import accuracy_lines
+from rooflane.eval.stats.assess import Assessment
+from rooflane.eval.stats.cells import Measured, judged, log_ratios, make_cell, process_medians
+from rooflane.eval.stats.clocks import clock_tick_ns
+from rooflane.eval.stats.evidence import Evidence
+from rooflane.eval.stats.figures import (
+    LAUNCH_SHARE,
+    NULL,
+    REFERENCE,
+    Cell,
+    Headline,
+    ShapeRow,
+    Spread,
+    Summary,
+)
+from rooflane.eval.stats.headline import make_headline
+from rooflane.eval.stats.host_pace import host_pace
+from rooflane.eval.stats.ranking import rank
+from rooflane.eval.stats.verdict import LEAST_PROCESSES, Verdict
+from rooflane.shapes import Shape
+
+__all__ = [
+    "LAUNCH_SHARE",
+    "NULL",
+    "REFERENCE",
+    "Cell",
+    "Headline",
+    "ShapeRow",
+    "Spread",
+    "Summary",
+    "campaign_nulls",
+    "log_ratios",
+    "process_medians",
+    "summarise",
+]
+
+
+def summarise(meta: RunMeta, records: Iterable[Record], stored: Sequence[NullResult] = ()) -> Summary:
+    """Compute every figure of a run from its page, its rows and the nulls stored before it; pure and deterministic."""
+    records = list(records)
+    campaign = Evidence.of(meta, records)
+    measured = campaign.measured
+    rows = [_shape_row(measured, shape) for shape in meta.shape_list()]
+    headlines = []
+    for candidate in meta.candidates:
+        assessed = campaign.assess(candidate, stored)
+        rows = [_judged(measured, row, candidate, assessed) for row in rows]
+        counted = [row for row in rows if row.shape.id in campaign.counted]
+        partial = sum(row.eager.event_ms is not None for row in rows) - len(counted)
+        headlines.append(make_headline(measured, candidate, counted, assessed, _fact(rows, candidate), partial))
+    return Summary(
+        meta=meta,
+        rows=tuple(rows),
+        headlines=tuple(headlines),
+        environment=campaign.environment,
+        missing=sum(
+            process not in measured.rows(row.shape.id, arm)
+            for row in rows
+            for process in range(meta.settings["processes"])
+            for arm in meta.planned(process, row.shape.id)
+        ),
+        ranking=rank(meta, rows, measured.by_cell),
+        contamination=measured.contamination,
+        accuracy=tuple(accuracy_lines(records)),
+        tick_ns=clock_tick_ns(record.timing for record in records if record.timing),
+        host=host_pace(records),
+    )
+
+
+def campaign_nulls(meta: RunMeta, records: Iterable[Record], process_s: float | None = None) -> list[NullResult]:
+    """Return a campaign's nulls as they are stored: eager and each candidate against its copy.
+
+    A campaign that the machine disturbed too much has none: its noise is not the machine's own.
+    """
+    campaign = Evidence.of(meta, records)
+    if campaign.measured.contamination.too_much:
+        return []
+    labels = campaign.labels()
+    found = campaign.nulls(EAGER, *meta.candidates)
+    results = [
+        null_result(
+            null,
+            labels,
+            campaign.environment,
+            processes=len(campaign.processes),
+            run=meta.id,
+            arm=arm,
+            measured_at=meta.started_at,
+            process_s=process_s,
+        )
+        for arm, null in found.items()
+    ]
+    return [result for result in results if result]
+
+
+def _shape_row(measured: Measured, shape: Shape) -> ShapeRow:
+    """Return one shape's row, before anything is judged over all shapes."""
+    classification = measured.meta.prediction(shape.id).classification
+    names = [*measured.meta.planned(0, shape.id)]
+    if measured.rows(shape.id, REFERENCE):
+        names.append(REFERENCE)
+    cells = {name: make_cell(measured, shape.id, name) for name in names}
+    return ShapeRow(
+        shape=shape,
+        regime=classification["regime"],
+        borderline=classification["borderline"],
+        predicted_ms=classification["predicted_s"] * 1e3,
+        predicted_peak_bytes=classification["peak_bytes"],
+        measured_regime=_measured_regime(cells[EAGER], classification),
+        cells=cells,
+    )
+
+
+def _judged(measured: Measured, row: ShapeRow, candidate: str, assessed: Assessment) -> ShapeRow:
+    """Return a row with a candidate's cell judged; a campaign that claims nothing claims nothing of a shape either."""
+    settings = measured.meta.settings
+    claims = not settings["quick"] and settings["processes"] >= LEAST_PROCESSES
+    claims = claims and assessed.judgement.verdict != Verdict.CONTAMINATED
+    cell = judged(row.cells[candidate], measured, row.shape.id, assessed.estimate, assessed.floors, claims)
+    return replace(row, cells=row.cells | {candidate: cell})
+
+
+def _fact(rows: Sequence[ShapeRow], candidate: str) -> tuple[str, str] | None:
+    """Return the verdict that comes before the times: evidence of manipulation, a wrong output, a contract."""
+    involved = (candidate, EAGER, COPY_PREFIX + candidate)
+    cells = [(row.shape.id, row.cells[candidate]) for row in rows]
+    tampered = [
+        (row.shape.id, text)
+        for row in rows
+        for arm in involved
+        if arm in row.cells
+        for text in row.cells[arm].integrity
+    ]
+    wrong = [(shape, cell.reason) for shape, cell in cells if cell.status == "incorrect"]
+    grey = [(shape, cell.contract_reason) for shape, cell in cells if cell.depends_on_contract and cell.event_ms]
+    found = ((Verdict.INTEGRITY, tampered), (Verdict.INCORRECT, wrong), (Verdict.CONTRACT, grey))
+    for verdict, texts in found:
+        if texts:
+            where = ", ".join(dict.fromkeys(shape for shape, _ in texts))
+            return verdict, f"{texts[0][1] or 'no reason was given'} (shape {where})"
+    return None
+
+
+def _measured_regime(eager: Cell, classification: dict[str, Any]) -> str | None:
+    """Return the regime the clocks show, None where no device clock ran (a CPU, or nothing timed).
+
+    Launch when a call lasts over 1.3 times what the device needs with the host kept ahead. Otherwise the device is
+    the limit; which side of it cannot be read from a clock, so the ledger's larger share says.
+    """
+    if eager.event_ms is None or eager.device_ms is None:
+        return None
+    if eager.event_ms.median > LAUNCH_SHARE * eager.device_ms.median:
+        return "launch"
+    return "compute" if classification["compute_s"] >= classification["bandwidth_s"] else "bandwidth"

@@ -1,0 +1,134 @@
+"""Arms: eager, controls and candidates of one shape, each on a model of its own with the same weights."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from rooflane.baseline import (
+    CONTROLS,
+    PROBES,
+    BaselineTransformer,
+    build_baseline,
+    config_of,
+    generate_random_case,
+    torch_dtype,
+)
+from rooflane.eval.record.records import COPY_PREFIX, EAGER, NOOP, Kind, Status, Timing, Verification
+from rooflane.eval.worker.candidates import Plan, build_candidate, parse_candidate, plan_candidate
+from rooflane.eval.worker.failures import is_oom, told
+from rooflane.shapes import Shape
+
+if TYPE_CHECKING:
+    from rooflane.dispatch import Profile
+
+    Forward = Callable[[Tensor, Tensor | None], Tensor]
+
+CHUNKED_REFERENCE = "chunked_reference"
+
+
+@dataclass
+class Arm:
+    """One thing that is timed, with everything found out about it so far."""
+
+    name: str
+    kind: Kind
+    plan: Plan = field(default_factory=Plan)
+    forward: Forward | None = None
+    weights: nn.Module | None = None
+    status: Status = "ok"
+    reason: str = ""
+    setup_s: float | None = None
+    verification: Verification | None = None
+    timing: Timing | None = None
+    measured_peak_bytes: int | None = None
+
+    def fail(self, error: Exception, doing: str) -> None:
+        """Note that the arm raised, and let go of what it holds."""
+        self.status = "oom" if is_oom(error) else "error"
+        self.reason = f"{doing}: {told(error)}"
+        self.drop()
+
+    def drop(self) -> None:
+        """Let go of the built forward and its model."""
+        self.forward = self.weights = None
+
+
+def build_arm(
+    name: str,
+    reference: BaselineTransformer | None,
+    shape: Shape,
+    device: torch.device,
+    profile: Profile,
+    rules: Any,
+    seed: int,
+    *,
+    call: bool = True,
+) -> Arm:
+    """Build a control or candidate on a model of its own and make its first call; raises nothing.
+
+    The model is drawn from `seed`, or is a copy of `reference` where one is given. `setup_s` runs from the build to
+    the end of the first call, which is where compilation and capture happen; `call=False` leaves that call out.
+    """
+    arm = Arm(name, kind_of(name))
+    control = CONTROLS.get(name) or PROBES.get(name)
+    try:
+        if control:
+            arm.plan = Plan(contract=control.contract, unsupported=control.supports(device.type))
+        else:
+            candidate = parse_candidate(name)
+            arm.plan = plan_candidate(candidate, shape, profile, rules)
+        if arm.plan.unsupported:
+            arm.status, arm.reason = "unsupported", arm.plan.unsupported
+            return arm
+        # A copy on the device is quick; drawing the weights of a large model on the CPU takes seconds.
+        model = build_baseline(shape, device, seed) if reference is None else copy.deepcopy(reference)
+        before = perf_counter()
+        if control:
+            arm.forward, arm.weights = control.build(model, shape, device), model
+        else:
+            arm.forward, arm.weights = build_candidate(candidate, arm.plan, model, shape, device)
+        if call:
+            first_call(arm.forward, shape, device, seed)
+        arm.setup_s = perf_counter() - before
+    except Exception as error:  # a candidate may raise anything; its row says what
+        arm.fail(error, "building it and calling it once")
+    return arm
+
+
+def kind_of(name: str) -> Kind:
+    """Return what kind of arm a name stands for."""
+    if name.startswith(COPY_PREFIX):
+        return "copy"
+    if name in PROBES:
+        return "noop" if name == NOOP else "anchor"
+    return "baseline" if name == EAGER else "control" if name in CONTROLS else "candidate"
+
+
+def first_call(forward: Forward, shape: Shape, device: torch.device, seed: int) -> float:
+    """Call a forward once on an ordinary input and return the seconds until the device was done."""
+    case = generate_random_case(config_of(shape), device, torch_dtype(shape.dtype), seed, shape.padding_ratio)
+    before = perf_counter()
+    with torch.inference_mode():
+        forward(*case)
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return perf_counter() - before
+
+
+def free_memory(device: torch.device) -> None:
+    """Drop compiled code, captured graphs and cached blocks of arms that are no longer held."""
+    # Without the reset, compiling the next shape counts against one recompile limit and ends in a fallback to eager.
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

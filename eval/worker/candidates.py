@@ -1,0 +1,170 @@
+"""Candidates: what is evaluated, from its name on the command line to a built forward."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rooflane.dispatch import RouteError, load_rules, refusal, route
+from rooflane.eval.exit_codes import EvaluationError
+from rooflane.eval.worker.candidate_source import check_source
+from rooflane.families import FamilyError, get_family, load_families
+from rooflane.families.option_values import option_fault
+from rooflane.shapes import Shape
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from rooflane.dispatch import Profile
+
+    Forward = Callable[[Tensor, Tensor | None], Tensor]
+
+DISPATCHED = "dispatched"
+DEFAULT_NAMES = ("build", "UserOptimizedTransformer")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A parsed request: the routed table, one family with options, or a file of the user's."""
+
+    text: str
+    family: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+    path: Path | None = None
+    attribute: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a candidate comes to on one shape: family, rule and options, or the reason why it cannot run."""
+
+    family: str = ""
+    rule: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+    contract: str = ""
+    predicted_s: float | None = None
+    peak_bytes: int | None = None
+    unsupported: str | None = None
+
+
+def parse_candidate(text: str) -> Candidate:
+    """Parse `dispatched`, `family`, `family:key=value,...` or `path.py[:name]`.
+
+    Raises `EvaluationError` for a missing file, an unknown family or an option the family does not take.
+    """
+    if text == DISPATCHED:
+        return Candidate(text)
+    head, _, tail = text.partition(":")
+    if head.endswith(".py"):
+        path = Path(head)
+        if not path.is_file():
+            raise EvaluationError(
+                f"candidate {text!r}: there is no file {head}; give the path of a Python file that defines "
+                "build(model, shape, device) or a class UserOptimizedTransformer(config)"
+            )
+        check_source(text, path, (tail,) if tail else DEFAULT_NAMES)
+        return Candidate(text, path=path.resolve(), attribute=tail)
+    try:
+        family = get_family(head)
+    except FamilyError as error:
+        raise EvaluationError(
+            f"candidate {text!r}: {error}; a candidate is {DISPATCHED}, a family, or the path of a .py file"
+        ) from None
+    options = dict(_option(text, part) for part in tail.split(",")) if tail else {}
+    for name in options:
+        if name not in family.options:
+            known = ", ".join(family.options) or "none"
+            raise EvaluationError(f"candidate {text!r}: family {head} has no option {name!r}; it takes: {known}")
+        if wanted := option_fault(family, name, options[name]):
+            raise EvaluationError(f"candidate {text!r}: {name} is {options[name]!r}; it must be {wanted}")
+    return Candidate(text, family=head, options=options)
+
+
+def plan_candidate(candidate: Candidate, shape: Shape, profile: Profile, rules: Any) -> Plan:
+    """Return what a candidate comes to on a shape; loads no torch and never imports the user's file."""
+    if candidate.path:
+        return Plan()
+    if candidate.family:
+        name, rule, options = candidate.family, "", candidate.options
+    else:
+        try:
+            chosen = route(shape, profile, rules)
+        except RouteError:
+            reasons = [f"{name}: {refusal(spec, shape, profile, {})}" for name, spec in load_families().items()]
+            return Plan(unsupported=f"no rule's family can serve it on {profile.name} ({'; '.join(reasons)})")
+        name, rule, options = chosen.family, chosen.rule.name, dict(chosen.options)
+    family = get_family(name)
+    reason = refusal(family, shape, profile, options)
+    return Plan(
+        family=name,
+        rule=rule,
+        options=options,
+        contract=family.contract,
+        predicted_s=None if reason else family.predict_s(shape, profile),
+        peak_bytes=None if reason else family.peak_bytes(shape, profile, **options),
+        unsupported=reason,
+    )
+
+
+def build_candidate(
+    candidate: Candidate, plan: Plan, model: nn.Module, shape: Shape, device: torch.device
+) -> tuple[Forward, nn.Module]:
+    """Build a candidate on `model`; return its forward and the module that holds its weights.
+
+    A `UserOptimizedTransformer` class is constructed with the config alone, then given the weights through its
+    state_dict before it is moved to the device, as the organiser does.
+    """
+    if not candidate.path:
+        return get_family(plan.family).build(model, shape, device, **plan.options), model
+    target = load_attribute(candidate)
+    if not inspect.isclass(target):
+        forward = target(model, shape, device)
+        if not callable(forward):
+            raise TypeError(f"{target.__name__}(model, shape, device) returned {type(forward).__name__}, not a forward")
+        return forward, model
+    from rooflane.baseline import config_of, copy_model_weights, torch_dtype
+
+    user = target(config_of(shape))
+    copy_model_weights(model, user)
+    user = user.to(device=device, dtype=torch_dtype(shape.dtype)).eval()
+    return user, user
+
+
+def load_rule_table(path: str | None) -> Any:
+    """Return the rule table in force, the one at `path` over ours where a path is given."""
+    return load_rules(path or None)
+
+
+def load_attribute(candidate: Candidate) -> Any:
+    """Import the user's file under a name of its own and return what is to be built."""
+    name = f"rooflane_candidate_{candidate.path.stem}"
+    spec = importlib.util.spec_from_file_location(name, candidate.path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    names = (candidate.attribute,) if candidate.attribute else DEFAULT_NAMES
+    for wanted in names:
+        if hasattr(module, wanted):
+            return getattr(module, wanted)
+    raise AttributeError(f"{candidate.path.name} defines none of {', '.join(names)}; see `rooflane eval --help`")
+
+
+def _option(text: str, part: str) -> tuple[str, Any]:
+    """Parse one `key=value`; whole numbers, decimals, true and false become values, the rest stays text."""
+    key, equals, value = part.partition("=")
+    if not (key and equals and value):
+        raise EvaluationError(f"candidate {text!r}: {part!r} is not key=value; write family:key=value,key=value")
+    if value in ("true", "false"):
+        return key, value == "true"
+    for kind in (int, float):
+        try:
+            return key, kind(value)
+        except ValueError:
+            continue
+    return key, value

@@ -1,0 +1,163 @@
+"""The judge: holds the reference, reads outputs from raw bytes, and never imports a candidate.
+
+It lives in the worker that also times eager and the controls. The candidate's worker has written an output into
+shared memory; the judge draws the same input, computes the reference's answer, and compares.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rooflane.baseline import BaselineTransformer, torch_dtype
+from rooflane.eval.check import fingerprint
+from rooflane.eval.check.cases import Case, draw_case
+from rooflane.eval.check.gate import GateResult, check_gate
+from rooflane.eval.check.outputs import SharedBytes
+from rooflane.eval.check.truth import HALF_FACTOR, STRESS_FACTOR, STRESSES, Truth, judge, stressed
+from rooflane.eval.worker.subject import flipped_weights
+from rooflane.shapes import Shape
+
+# A reference output is kept for the next question about the same input up to this size.
+CACHE_BYTES = 64 << 20
+
+
+class Judge:
+    """Compares outputs of one shape with the reference; every method returns plain values."""
+
+    def __init__(
+        self, reference: BaselineTransformer, shape: Shape, device: torch.device, buffers: list[SharedBytes]
+    ) -> None:
+        self.reference = reference
+        self.shape = shape
+        self.device = device
+        self.buffers = buffers
+        self._truth: Truth | None = None
+        self._cached: tuple[Any, Tensor] | None = None
+
+    def compare(self, case: dict[str, Any], output: dict[str, Any], buffer: int, flipped: bool = False) -> dict:
+        """Gate an output on a case; `flipped` says that the rows of every weight were reversed for it."""
+        case = Case(**case)
+        out, fault = self._read(output, buffer)
+        if fault:
+            return {"gate": fault.model_dump(mode="json")}
+        with self._loaded(flipped), torch.inference_mode():
+            x, mask = draw_case(case, self.shape, self.device)
+            gate = self._gate(out, self._answer(case, x, mask, flipped), x, mask, flipped)
+        return {"gate": gate.model_dump(mode="json")}
+
+    def stress_names(self) -> dict[str, Any]:
+        """Return the names of the stress inputs."""
+        return {"names": [stress.name for stress in STRESSES]}
+
+    def stress(self, case: dict[str, Any], output: dict[str, Any], buffer: int) -> dict[str, Any]:
+        """Judge an output on a stress input: it and eager are both compared with float64."""
+        case = Case(**case)
+        out, fault = self._read(output, buffer)
+        if fault:
+            return {"fault": fault.reason}
+        stress = next(one for one in STRESSES if one.name == case.name)
+        truth = self._need_truth()
+        x, mask = draw_case(case, self.shape, self.device)
+        with stressed(self.reference, stress), stressed(truth.model, stress), torch.inference_mode():
+            eager = self.reference(x, mask)[truth.rows]
+            true = truth(x, mask)
+        check = judge(stress.name, out[truth.rows], eager, true, STRESS_FACTOR, truth.label)
+        return {"check": check.model_dump(mode="json")}
+
+    def marks(self, case: dict[str, Any], marks: str, mark_seed: int) -> dict[str, Any]:
+        """Compare a timed call's fingerprint with that of the reference's answer; above 1 is a wrong answer."""
+        case = Case(**case)
+        with torch.inference_mode():
+            x, mask = draw_case(case, self.shape, self.device)
+            ref = self._answer(case, x, mask)
+            expected = fingerprint.of_output(ref, self.shape.tokens, mark_seed)
+            allowed = fingerprint.limits(ref, self.shape.tokens)
+        row, ratio = fingerprint.worst_row(_decode(marks), expected, allowed)
+        return {"ratio": ratio, "row": row}
+
+    def kept(
+        self, case: dict[str, Any], output: dict[str, Any], buffer: int, marks: str, mark_seed: int
+    ) -> dict[str, Any]:
+        """Gate a kept output of a timed call, and tell whether its bytes have the fingerprint taken behind the call."""
+        found = self.compare(case, output, buffer)
+        out, fault = self._read(output, buffer)
+        if fault:
+            return found | {"same": False}
+        now = fingerprint.of_output(out, self.shape.tokens, mark_seed)
+        # Bit for bit on one device; sums of another thread count or layout may round differently.
+        scale = out.float().abs().max().item() * math.sqrt(out.numel()) + 1e-30
+        return found | {"same": bool((now - _decode(marks)).abs().max() <= 1e-5 * scale)}
+
+    def _read(self, output: dict[str, Any], buffer: int) -> tuple[Tensor | None, GateResult | None]:
+        """Return an output from its bytes; a failing result where it is not of the shape's kind."""
+        shape = (self.shape.batch_size, self.shape.seq_len, self.shape.d_model)
+        dtype = torch_dtype(self.shape.dtype)
+        said = tuple(output["shape"]), output["dtype"], output["device"], output["bytes"]
+        if said != (shape, self.shape.dtype, self.device.type, math.prod(shape) * dtype.itemsize):
+            empty = torch.zeros(0, dtype=dtype)
+            gate = check_gate(empty, torch.zeros(1, dtype=dtype))
+            return None, gate.model_copy(
+                update={"reason": f"the output is of shape {said[0]}, {said[1]}, on {said[2]}"}
+            )
+        return self.buffers[buffer].read(shape, dtype, self.device), None
+
+    def _answer(self, case: Case, x: Tensor, mask: Tensor | None, flipped: bool = False) -> Tensor:
+        """Return the reference's output, from the last question where it was the same."""
+        key = (case, flipped)
+        if self._cached and self._cached[0] == key:
+            return self._cached[1]
+        self._cached = None
+        ref = self.reference(x, mask)
+        if ref.numel() * ref.element_size() <= CACHE_BYTES:
+            self._cached = key, ref
+        return ref
+
+    def _gate(self, out: Tensor, ref: Tensor, x: Tensor, mask: Tensor | None, flipped: bool) -> GateResult:
+        """Gate an output; for half precision, where eager itself fails the gate, judge both sides against fp64."""
+        if self.shape.dtype == "float32":
+            return check_gate(out, ref)
+        truth = self._make_truth() if flipped else self._need_truth()
+        whole = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
+        check = judge("", out[truth.rows], ref[truth.rows], truth(x, whole), HALF_FACTOR, truth.label)
+        finite = bool(torch.isfinite(out).all())
+        # Stated in the units of the limit that holds here, so that above 1 fails for every dtype.
+        use = min(check.gate.use, check.gate.max_abs / (HALF_FACTOR * check.eager_max_abs or 1e-300))
+        passed = check.passed and finite
+        failed = 0 if passed else max(1, check.gate.failed)
+        use = use if finite else math.inf
+        return check.gate.model_copy(update={"passed": passed, "failed": failed, "use": use})
+
+    def _need_truth(self) -> Truth:
+        if self._truth is None:
+            self._truth = self._make_truth()
+        return self._truth
+
+    def _make_truth(self) -> Truth:
+        # Not in inference mode: a stress changes the float64 weights in place.
+        with torch.inference_mode(False):
+            return Truth(self.reference, self.shape, self.device)
+
+    @contextmanager
+    def _loaded(self, flipped: bool) -> Iterator[None]:
+        """Hold the other weights for a moment."""
+        if not flipped:
+            yield
+            return
+        kept = {name: tensor.clone() for name, tensor in self.reference.state_dict().items()}
+        self.reference.load_state_dict(flipped_weights(self.reference))
+        try:
+            yield
+        finally:
+            self.reference.load_state_dict(kept)
+
+
+def _decode(marks: str) -> Tensor:
+    """Return a fingerprint from its text."""
+    return torch.frombuffer(bytearray(base64.b64decode(marks)), dtype=torch.float32)

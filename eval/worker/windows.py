@@ -1,0 +1,263 @@
+"""Timed windows in a worker: fresh inputs, one call each, a fingerprint behind every call, some outputs kept.
+
+A window has three steps, each its own request, so that the parent's clock stands round the calls alone: `prepare`
+draws inputs and poisons memory, `go` runs the calls, `finish` reads the clocks and looks at what was kept.
+"""
+
+from __future__ import annotations
+
+import base64
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rooflane.eval.check.cases import Case, draw_case
+from rooflane.eval.check.fingerprint import ALIGNMENT, Fingerprinter
+from rooflane.eval.check.lent_weights import LentInputs
+from rooflane.eval.check.outputs import describe_output, output_fault, poison
+from rooflane.eval.record.environment import available_memory_bytes
+from rooflane.eval.record.records import NOOP
+from rooflane.eval.stats.host_pace import loop_ns
+from rooflane.eval.worker.clock import Clock, estimate_ns
+from rooflane.eval.worker.subject import Subject, failure
+
+# Inputs alive at once: enough for 100 calls of 4 MB, and never more than a tenth of what is free.
+POOL_BYTES = {"cpu": 1 << 29, "cuda": 4 << 30}
+POOL_FREE_SHARE = 10
+# Outputs kept for the judge; few enough that the caches see what they would see without.
+KEEP_BYTES = {"cpu": 1 << 25, "cuda": 1 << 26}
+
+# What looking at an output costs the host until a window has shown it; what a fingerprint and a pause cost an H200 by
+# their launches alone (with 2 us the empty call fell from 10 to 1.5 us: the host was ahead where the organiser's is
+# not), and the rate at which a fingerprint reads.
+LOOK_NS = 15_000
+MARK_NS = 8_000
+MARK_BYTES_PER_NS = 2500
+
+# Bound here, before any candidate is imported.
+_type = type
+_now = time.perf_counter_ns
+_data_ptr = torch.Tensor.data_ptr
+
+
+@dataclass
+class _Window:
+    """One window from its preparation to its end."""
+
+    arm: str
+    cases: list
+    lead: int
+    keep: frozenset[int]
+    taker: Fingerprinter
+    mark_seed: int
+    lent: LentInputs | None
+    outputs: dict[int, Tensor] = field(default_factory=dict)
+    pointers: list[int] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    read: Any = None
+    loop_ns: int = 0
+
+
+class Windows:
+    """Runs the windows of one subject's arms; `pace_ns` times the host's loop ahead of each."""
+
+    def __init__(self, subject: Subject, clock: Clock, pace_ns: Callable[[], int] = loop_ns) -> None:
+        self.subject = subject
+        self.clock = clock
+        self.pace_ns = pace_ns
+        self._fixed: tuple | None = None
+        self._now: _Window | None = None
+        self._look_ns = LOOK_NS
+
+    def capacity(self) -> int:
+        """Return how many inputs may be alive at once."""
+        shape, device = self.subject.shape, self.subject.device
+        free = torch.cuda.mem_get_info()[0] if device.type == "cuda" else available_memory_bytes()
+        budget = min(POOL_BYTES[device.type], free // POOL_FREE_SHARE)
+        return max(1, budget // (shape.tokens * shape.d_model * self._item()))
+
+    def estimate(self, arm: str, seed: int, warmups: int, budget_s: float) -> dict[str, Any]:
+        """Return a call's nanoseconds after the warm-up calls that a budget allows, and how many these were."""
+        try:
+            with torch.inference_mode():
+                case = self.draw(seed)
+                call_ns = estimate_ns(self.subject.arms[arm].forward, case, self.clock)
+                count = max(1, min(warmups, int(budget_s * 1e9 / call_ns)))
+                for number in range(count):
+                    self.subject.arms[arm].forward(*self.draw(seed + 1 + number))
+                self.clock.synchronize()
+                # Again: the first calls may have compiled or tuned, and a slow start must not buy few calls.
+                call_ns = min(call_ns, estimate_ns(self.subject.arms[arm].forward, case, self.clock))
+            return {"call_ns": call_ns, "warmups": count}
+        except Exception as error:
+            return failure(error)
+
+    def prepare(
+        self, arm: str, seed: int, calls: int, lead: int, mark_seed: int, fixed: bool = False, watch: bool = True
+    ) -> dict[str, Any]:
+        """Draw the inputs of a window, choose the outputs to keep, and poison the memory they may land in.
+
+        `watch` says that `finish` is to look whether the calls changed what they were given.
+        """
+        shape = self.subject.shape
+        self._now = None
+        try:
+            if fixed:
+                self._fixed = self._fixed or self.draw(seed)
+                seeds, cases = [seed] * (lead + calls), [self._fixed] * (lead + calls)
+            else:
+                # Leading calls have numbers of their own: no content is met twice.
+                seeds = [seed + number for number in [*range(calls, calls + lead), *range(calls)]]
+                cases = [self.draw(one) for one in seeds]
+            x = cases[0][0]
+            size = x.numel() * x.element_size()
+            keep = max(1, KEEP_BYTES[self.subject.device.type] // size)
+            kept = range(calls) if keep >= calls else random.Random(mark_seed).sample(range(calls), keep)
+            taker = Fingerprinter(x.numel(), shape.tokens, x.dtype, x.device, mark_seed, calls)
+            lent = LentInputs(cases, seeds) if watch else None
+            self._now = _Window(arm, cases, lead, frozenset(kept) | {calls - 1}, taker, mark_seed, lent)
+            poison(x, blocks=len(self._now.keep))
+            self.clock.synchronize()
+            # Not in `go`: the parent's wall clock stands round that, and would find the loop's time hidden.
+            self._now.loop_ns = self.pace_ns()
+            return {}
+        except Exception as error:
+            return failure(error)
+
+    def go(self) -> dict[str, Any]:
+        """Run the window's calls; its times are read by `finish`."""
+        window = self._now
+        forward = self.subject.arms[window.arm].forward
+        x = window.cases[0][0]
+        size, dtype, device, kind = x.shape, x.dtype, x.device, torch.Tensor
+        take, launch = window.taker.take, window.taker.launcher()
+        keep, outputs, pointers = window.keep, window.outputs, window.pointers
+        # The empty call stays without a pause: behind one it took 1.3 us or 12 (H200) as the device was ahead of the
+        # host or not, and contamination is told from it.
+        pause, ticks = self.clock.pause, 0 if window.arm == NOOP else self._ticks(x)
+        looks = []
+
+        def after(number: int, out: Tensor) -> None:
+            start = _now()
+            if _type(out) is not kind or out.shape != size or out.dtype != dtype or out.device != device:
+                window.wrong.append(output_fault(out, x) or "the output is not what it was")
+                pointers.append(0)
+                return
+            pointer = _data_ptr(out)
+            if launch and pointer % ALIGNMENT == 0 and out.is_contiguous():
+                launch(pointer, number)
+            else:
+                take(out, number)
+            if ticks:
+                pause(ticks)
+            pointers.append(pointer)
+            if number in keep:
+                outputs[number] = out
+            looks.append(_now() - start)
+
+        try:
+            with torch.inference_mode():
+                for case in window.cases[: window.lead]:
+                    forward(*case)
+                window.read = self.clock.window(forward, window.cases[window.lead :], after)
+            # A look without the pause behind it says nothing of those with one.
+            if looks and (ticks or window.arm != NOOP):
+                self._look_ns = median(looks)
+            return {}
+        except Exception as error:
+            self._now = None
+            return failure(error)
+
+    def _ticks(self, x: Tensor) -> int:
+        """Return the ticks the device pauses behind each call, 0 for none.
+
+        Looking at an output costs the host more time than the device. Without the pause the host would fall behind
+        on short calls, and the events would show launch gaps that the organiser's loop does not have; with it, both
+        sides are lengthened alike.
+        """
+        device_ns = MARK_NS + x.numel() * x.element_size() / MARK_BYTES_PER_NS
+        return round(max(0.0, self._look_ns - device_ns) * self.clock.ticks_per_ns())
+
+    def finish(self) -> dict[str, Any]:
+        """Return the window's times, its fingerprints and what the kept outputs show.
+
+        `kept` numbers the outputs that still hold their call's answer; `deferred` those whose bytes changed after
+        their fingerprint was taken although nobody else was handed the same memory.
+        """
+        window = self._now
+        event_ns, host_ns = window.read()
+        self.clock.synchronize()
+        marks = window.taker.read()
+        last = {pointer: number for number, pointer in enumerate(window.pointers)}
+        whole = [number for number in sorted(window.outputs) if last[window.pointers[number]] == number]
+        overwritten = len(whole) < len(window.outputs)
+        window.outputs = {number: window.outputs[number] for number in whole}
+        again = self._marks_again(window, whole)
+        return {
+            "event_ns": event_ns,
+            "host_ns": host_ns,
+            "loop_ns": window.loop_ns,
+            "marks": base64.b64encode(marks.numpy().tobytes()).decode(),
+            "kept": whole,
+            "overwritten": overwritten,
+            "tokens": self._tokens(window),
+            "deferred": [number for number in whole if not torch.equal(again[number], marks[number])],
+            "fault": self._fault(window),
+            "changed": window.lent.change(self.draw, window.mark_seed) if window.lent else "",
+        }
+
+    def ship(self, number: int) -> dict[str, Any]:
+        """Write a kept output's bytes for the judge."""
+        try:
+            out = self._now.outputs[number]
+            self.subject.buffer.write(out)
+            return {"output": describe_output(out)}
+        except Exception as error:
+            return failure(error)
+
+    def release(self) -> dict[str, Any]:
+        """Let go of the window."""
+        self._now = None
+        return {}
+
+    def _marks_again(self, window: _Window, numbers: Sequence[int]) -> dict[int, Tensor]:
+        """Return the fingerprints of kept outputs as they are now."""
+        taker = window.taker
+        again = taker.like(len(numbers))
+        for slot, number in enumerate(numbers):
+            again.take(window.outputs[number], slot)
+        marks = again.read()
+        return {number: marks[slot] for slot, number in enumerate(numbers)}
+
+    def _tokens(self, window: _Window) -> float:
+        """Return the mean number of valid tokens of the window's calls."""
+        if not self.subject.shape.padding_ratio:
+            return self.subject.shape.tokens
+        return float(torch.stack([mask for _, mask in window.cases[window.lead :]]).sum()) / len(window.pointers)
+
+    def _fault(self, window: _Window) -> str:
+        """Return why an output of the window is no output of its own, "" when all are."""
+        if window.wrong:
+            return window.wrong[0]
+        cases = window.cases[window.lead :]
+        for number, out in window.outputs.items():
+            if fault := output_fault(out, *cases[number]):
+                return fault
+        size = cases[0][0].numel() * cases[0][0].element_size()
+        for pointer, (x, _) in zip(window.pointers, cases, strict=True):
+            if abs(pointer - x.data_ptr()) < size:
+                return "the output lies in the memory of the input x"
+        return ""
+
+    def draw(self, seed: int) -> tuple:
+        """Return the input and mask of a seed."""
+        return draw_case(Case(seed, self.subject.shape.padding_ratio), self.subject.shape, self.subject.device)
+
+    def _item(self) -> int:
+        return 4 if self.subject.shape.dtype == "float32" else 2

@@ -1,0 +1,1 @@
+"""The fused forward that several families share: operations, kernels and cost."""

@@ -1,0 +1,74 @@
+"""Launch the attention kernel on packed QKV."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import torch
+import triton
+from torch import Tensor
+
+from rooflane.families.lean.attention.config import AttentionConfig, attention_config, padded_head_dim
+from rooflane.families.lean.attention.kernel import attention_kernel, mask_extent_kernel
+
+
+def shared_memory_bytes(device: torch.device) -> int:
+    """Return the shared memory one block may take; on a CPU, where the kernel is interpreted, there is no limit."""
+    if device.type == "cpu":
+        return sys.maxsize
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+
+
+def mask_extent(mask: Tensor) -> Tensor:
+    """Return int32 `[B]` for a mask `[B, S]`: the valid extent of each sequence, negative when it has holes.
+
+    Stays on the device: nothing is read back, so it may be captured in a graph.
+    """
+    batch, length = mask.shape
+    extent = torch.empty(batch, dtype=torch.int32, device=mask.device)
+    block = min(1024, max(16, triton.next_power_of_2(length)))
+    mask_extent_kernel[(batch,)](mask, extent, length, BLOCK=block, num_warps=1)
+    return extent
+
+
+def attention(
+    qkv: Tensor,
+    mask: Tensor | None,
+    extent: Tensor | None,
+    num_heads: int,
+    causal: bool,
+    config: AttentionConfig | None = None,
+) -> Tensor:
+    """Return the context `[B, S, D]` of `qkv [B, S, 3 D]` (contiguous, half precision; q, k, v side by side).
+
+    `mask [B, S]` bool hides keys; `extent` is `mask_extent(mask)`. Rows past a sequence's extent come back as 0.
+    """
+    batch, length, packed = qkv.shape
+    width = packed // 3
+    head_dim = width // num_heads
+    if not qkv.is_contiguous() or (mask is not None and not mask.is_contiguous()):
+        raise ValueError("attention: qkv and mask must be contiguous")
+    out = torch.empty(batch, length, width, dtype=qkv.dtype, device=qkv.device)
+    if out.numel() == 0:
+        return out
+    config = config or attention_config(head_dim, length, shared_memory_bytes(qkv.device))
+    attention_kernel[(triton.cdiv(length, config.block_m) * batch * num_heads,)](
+        qkv,
+        mask,
+        extent,
+        out,
+        length,
+        # A compile-time constant: as a run-time float torch.compile would pass it in float64.
+        SCALE_LOG2=head_dim**-0.5 * math.log2(math.e),
+        NUM_HEADS=num_heads,
+        HEAD_DIM=head_dim,
+        CAUSAL=causal,
+        HAS_MASK=mask is not None,
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        BLOCK_D=padded_head_dim(head_dim),
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+    return out

@@ -1,0 +1,1 @@
+"""The static kernel gate: registers, spills and occupancy of every shipped kernel."""

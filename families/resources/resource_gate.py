@@ -1,0 +1,193 @@
+"""The kernel resource gate: what every shipped kernel costs a multiprocessor, against a checked-in record. No GPU.
+
+It catches the regression that passes every correctness test: a few registers more, one block less an SM.
+
+python -m rooflane.families.resources.resource_gate            compile, compare, fail on a lost block or a new spill
+python -m rooflane.families.resources.resource_gate --changed  the same, but compile only what changed since the record
+python -m rooflane.families.resources.resource_gate --record   write the record for these compiler versions
+
+Triton's kernels are compiled for every architecture the record knows, the CUDA C++ ones for theirs where NVRTC is
+installed. A compiler of one version makes the same code of the same source: `--changed` takes the record's word for a
+kernel whose digest of source, constants and options stands beside its figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from rooflane.families.resident.config import HOPPER, Room
+from rooflane.families.resources.kernel_resources import (
+    ARCHITECTURES,
+    BLOCK_SHARED_BYTES,
+    HOPPER_ARCHITECTURE,
+    Architecture,
+    Resources,
+    code_key,
+    compiler_version,
+    measure,
+    measure_hopper,
+    nvrtc_version,
+)
+from rooflane.families.resources.shipped import HopperCase, KernelCase, hopper_cases, shipped_cases
+
+RECORD = Path(__file__).parent / "resources.json"
+Case = KernelCase | HopperCase
+# The figures of every kernel, by name and architecture, as they stand in the record.
+Recorded = Mapping[str, Mapping[str, int | str]]
+
+
+def compare(recorded: Recorded, measured: dict[str, Resources]) -> list[str]:
+    """Return one line for each kernel that lost a block an SM, spills more, or is not in the record."""
+    lines = []
+    for key, found in measured.items():
+        if key not in recorded:
+            lines.append(f"{key}: not in the record")
+            continue
+        before = Resources(**recorded[key])
+        worse = []
+        if found.blocks_per_sm < before.blocks_per_sm:
+            worse.append(f"blocks an SM {before.blocks_per_sm} -> {found.blocks_per_sm}")
+        if found.spill_bytes > before.spill_bytes:
+            worse.append(f"spilled bytes {before.spill_bytes} -> {found.spill_bytes}")
+        if worse:
+            worse.append(f"registers {before.registers} -> {found.registers}")
+            worse.append(f"shared bytes {before.shared_bytes} -> {found.shared_bytes}")
+            lines.append(f"{key}: {', '.join(worse)}")
+    return lines
+
+
+def measure_all(vouched: Recorded | None = None) -> dict[str, Resources]:
+    """Compile what ships of Triton for every architecture, a core each, but for what the record vouches for."""
+    cases: dict[str, tuple[Case, Architecture]] = {
+        f"{case.name} | sm_{architecture.number}": (case, architecture)
+        for architecture in ARCHITECTURES
+        for case in shipped_cases(room_of(architecture))
+    }
+    kept = _kept(cases, vouched or {})
+    # A kernel's function does not travel between processes; its name does.
+    owed = {name: (case.name, at) for name, (case, at) in cases.items() if name not in kept}
+    found = kept | _in_parallel(_measure_by_name, owed)
+    return {name: found[name] for name in cases}
+
+
+def measure_all_hopper(vouched: Recorded | None = None) -> dict[str, Resources]:
+    """Compile what ships of CUDA C++, a core each, but for what the record vouches for."""
+    cases = {f"{case.name} | sm_{HOPPER_ARCHITECTURE.number}": case for case in hopper_cases()}
+    kept = _kept({name: (case, HOPPER_ARCHITECTURE) for name, case in cases.items()}, vouched or {})
+    found = kept | _in_parallel(measure_hopper, {name: case for name, case in cases.items() if name not in kept})
+    return {name: found[name] for name in cases}
+
+
+def _kept(cases: Mapping[str, tuple[Case, Architecture]], vouched: Recorded) -> dict[str, Resources]:
+    """Return the recorded figures of the kernels whose code is as it was when they were recorded."""
+    return {
+        name: Resources(**vouched[name])
+        for name, case in cases.items()
+        if name in vouched and vouched[name].get("code") == code_key(*case)
+    }
+
+
+def _in_parallel(measure_one: Callable[[Any], Resources], jobs: Mapping[str, Any]) -> dict[str, Resources]:
+    # Spawned: the compiler keeps state that does not survive a fork.
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        return dict(zip(jobs, pool.map(measure_one, jobs.values()), strict=True))
+
+
+def _measure_by_name(job: tuple[str, Architecture]) -> Resources:
+    name, architecture = job
+    (case,) = [case for case in shipped_cases(room_of(architecture)) if case.name == name]
+    return measure(case, architecture)
+
+
+def room_of(architecture: Architecture) -> Room:
+    """Return what a large device of an architecture offers the kernels."""
+    hopper = architecture == HOPPER_ARCHITECTURE
+    return Room(HOPPER.units, architecture.shared_bytes - BLOCK_SHARED_BYTES, hopper)
+
+
+def load_record(version: str) -> Recorded:
+    """Return the record of a compiler version.
+
+    Raises `LookupError` when that version was never recorded.
+    """
+    record = _read()
+    if version not in record:
+        raise LookupError(
+            f"{RECORD.name} holds no record of {version} (it has {', '.join(record) or 'none'}); look at what it makes "
+            "of the kernels and record it with python -m rooflane.families.resources.resource_gate --record"
+        )
+    return record[version]
+
+
+def _read() -> dict[str, Recorded]:
+    """Return the whole record; raises `LookupError` when it is torn."""
+    try:
+        return json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    except ValueError as error:
+        raise LookupError(f"{RECORD} is no JSON ({error}); put it back with git checkout") from None
+
+
+def write_record(version: str, measured: dict[str, Resources]) -> None:
+    """Write a compiler version's figures into the record, the other versions kept."""
+    record = _read()
+    record[version] = {key: asdict(value) for key, value in measured.items()}
+    RECORD.write_text("\n".join(_lines(record)) + "\n")
+
+
+def _lines(record: Mapping[str, Recorded]) -> Iterator[str]:
+    """Yield the record as JSON with one kernel a line, so that a diff reads as a table."""
+    yield "{"
+    for version_index, (version, kernels) in enumerate(record.items()):
+        yield f" {json.dumps(version)}: {{"
+        for index, (key, values) in enumerate(kernels.items()):
+            yield f"  {json.dumps(key)}: {json.dumps(values)}{',' if index + 1 < len(kernels) else ''}"
+        yield f" }}{',' if version_index + 1 < len(record) else ''}"
+    yield "}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Record or compare; return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m rooflane.families.resources.resource_gate", description=__doc__.splitlines()[0]
+    )
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--changed", action="store_true", help="compile only what has changed since it was recorded")
+    mode.add_argument("--record", action="store_true", help="write the record for these compiler versions")
+    options = parser.parse_args(arguments)
+    if options.record and not os.access(RECORD if RECORD.exists() else RECORD.parent, os.W_OK):
+        parser.error(f"{RECORD} cannot be written, so nothing is compiled; record in a checkout of your own")
+    compilers = {compiler_version(): measure_all}
+    nvrtc = nvrtc_version()
+    if nvrtc is None:
+        print("the CUDA C++ kernels are left out: nvidia-cuda-nvrtc or cuda-bindings is not installed", file=sys.stderr)
+    else:
+        compilers[nvrtc] = measure_all_hopper
+    failed = 0
+    for version, measure_them in compilers.items():
+        if options.record:
+            write_record(version, measure_them())
+            print(f"{RECORD.name}: recorded {version}")
+            continue
+        try:
+            recorded = load_record(version)
+        except LookupError as error:
+            print(error, file=sys.stderr)
+            failed = 1
+            continue
+        differences = compare(recorded, measure_them(recorded if options.changed else None))
+        print("\n".join(differences) or f"every shipped kernel is as recorded under {version}")
+        failed |= bool(differences)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

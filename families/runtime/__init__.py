@@ -1,0 +1,1 @@
+"""A built forward and its call path: weights, staging, launch and run-time compilation."""

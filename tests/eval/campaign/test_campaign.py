@@ -1,0 +1,567 @@
+"""Whole runs on tiny shapes: what a dying worker costs, what an interruption keeps, what is left out and why."""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import pytest
+
+from rooflane.eval import EvaluationError, ExitCode, evaluate, render_markdown, resume
+from rooflane.eval.campaign.pending import Owed
+from rooflane.eval.campaign.team import ReferenceLost, Team
+from rooflane.eval.record.digest import DIGEST_FILE
+from rooflane.eval.record.records import RECORDS_FILE
+from rooflane.eval.record.reveal import keep_seed
+from rooflane.eval.record.run import open_run
+from rooflane.eval.record.settings import Settings
+from rooflane.shapes import Shape
+
+A = Shape("a", 2, 8, 16, 2, 16, 1)
+B = Shape("b", 3, 8, 16, 2, 16, 1)
+FAST = {"device": "cpu", "profile": "cpu", "controls": ("identity",), "budget_s": 0.02, "seed": 5}
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    """Keep the workers' tiny operations on one thread: handing them to a second costs more than they do."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def candidate(folder, name, body, head=""):
+    """Write a candidate file whose forward has the given body, with `model`, `shape`, `x` and `mask` in reach."""
+    path = folder / f"{name}.py"
+    path.write_text(
+        f"import os, sys, time, signal, torch\n{head}\n"
+        "def build(model, shape, device):\n    def forward(x, mask=None):\n        "
+        + body.replace("\n", "\n        ")
+        + "\n    return forward\n"
+    )
+    return str(path)
+
+
+def statuses(run):
+    """Return the status of every row by process, shape and arm, copies and probes left out."""
+    kept = ("baseline", "candidate", "control", "reference")
+    return {record.key: record.status for record in run.records() if record.kind in kept}
+
+
+def arms_of(*candidates):
+    """Return the arms of a run with these candidates."""
+    return ("eager", *candidates, "identity", *(f"copy of {name}" for name in candidates), "noop", "anchor")
+
+
+@pytest.mark.slow
+def test_every_row_is_written_with_its_measurement(tmp_path, quiet_host):
+    events = []
+    mine = candidate(tmp_path, "mine", "return model(x, mask)")
+    run = evaluate([A, B], mine, processes=2, runs_dir=tmp_path / "runs", on_event=events.append, **FAST)
+    rows = run.records()
+    assert {row.key for row in rows} == {(p, s, arm) for p in range(2) for s in "ab" for arm in arms_of(mine)}
+    assert all(row.status == "ok" and len(row.timing.event_ns) == 4 for row in rows)
+    assert all(len(row.timing.loop_ns) == 4 and min(row.timing.loop_ns) > 0 for row in rows)
+    assert all(not row.integrity for row in rows), [row.integrity for row in rows]
+    assert all(row.setup_s > 0 and row.environment["torch"] for row in rows)
+    # Process 0 checks everything, the others the accuracy trials; each draws its own weights and inputs.
+    full = {row.process: bool(row.verification.truth) for row in rows if row.arm == mine}
+    assert full == {0: True, 1: False}
+    assert len({row.seeds["weights"] for row in rows}) == 4
+    assert (events[-1].done, events[-1].total) == (24, 24)
+    assert run.summary().exit_code() is ExitCode.COMPLETE
+    assert run.summary().headlines[0].geomean.count == 2
+
+
+@pytest.mark.slow
+def test_fixed_inputs_bring_the_scripts_own_rounds_and_who_computes_nothing_in_them_is_found(tmp_path, quiet_host):
+    """The second returns its input wherever the clock has nobody look at the output: as right as the first, seen."""
+    honest = candidate(tmp_path, "honest", "return model(x, mask)")
+    unseen = "sys._getframe(1).f_locals.get('after', 1) is None"
+    sly = candidate(tmp_path, "sly", f"return x.clone() if {unseen} else model(x, mask)")
+    run = evaluate([A], [honest, sly], processes=2, inputs="fixed", runs_dir=tmp_path / "runs", **FAST)
+    rows = {(row.process, row.arm): row for row in run.records()}
+    for process in range(2):
+        timing = rows[process, honest].timing
+        assert len(timing.bare_ns) == len(timing.bare_eager_ns) == 4
+        assert len({len(part) for part in timing.bare_ns + timing.bare_eager_ns}) == 1
+        assert not rows[process, honest].integrity
+        (line,) = rows[process, sly].integrity
+        assert "with a look at its output behind it" in line
+        assert not rows[process, "eager"].timing.bare_ns and not rows[process, f"copy of {honest}"].timing.bare_ns
+
+
+# Within the rounds that nobody looks at; `times` is what they are kept in.
+UNSEEN = "'times' in sys._getframe(2).f_locals and 'sides' in sys._getframe(2).f_locals"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        ("from rooflane.eval.worker.subject import WrongKind; raise WrongKind('made up')", "incorrect", "made up"),
+        ("raise ValueError('not today')", "ok", "the script's rounds were not taken"),
+        ("os._exit(3)", "error", "exited with status 3"),
+        ("sys._getframe(2).f_locals['times']['extra'] = [1]", "error", "not those that were asked for"),
+        ("sys._getframe(2).f_locals['times']['bare_ns'].append([0])", "error", "not those that were asked for"),
+    ],
+)
+def test_what_goes_wrong_in_the_scripts_rounds_ends_no_campaign(tmp_path, quiet_host, body, status, said):
+    mine = candidate(tmp_path, "mine", f"if {UNSEEN}:\n    {body}\nreturn model(x, mask)")
+    other = candidate(tmp_path, "other", "return model(x, mask)")
+    run = evaluate([A], [mine, other], processes=1, inputs="fixed", runs_dir=tmp_path / "runs", **FAST)
+    rows = {row.arm: row for row in run.records()}
+    assert rows[other].status == rows["eager"].status == "ok" and rows[other].timing.bare_ns
+    assert rows[mine].status == status and said in " ".join([rows[mine].reason, *rows[mine].verification.notes])
+    assert render_markdown(run.summary())
+
+
+@pytest.mark.slow
+def test_who_ends_its_process_before_the_check_of_it_has_no_row_that_stands(tmp_path, quiet_host):
+    """What it did to its process can no longer be seen."""
+    head = "from rooflane.eval.worker.subject import Subject\nSubject.inspect = lambda self: os._exit(0)\n"
+    mine = candidate(tmp_path, "mine", "return model(x, mask)", head)
+    run = evaluate([A], mine, processes=1, runs_dir=tmp_path / "runs", **FAST)
+    (row,) = [row for row in run.records() if row.arm == mine]
+    assert row.status == "error" or row.integrity
+
+
+@pytest.mark.slow
+def test_each_bad_candidate_gets_its_own_row_and_harms_no_other(tmp_path):
+    bad = {
+        "raises": ("raise ValueError('no luck')", "error"),
+        "shape": ("return model(x, mask)[:, :-1]", "incorrect"),
+        "nan": ("return model(x, mask) * float('nan')", "incorrect"),
+        "memory": ("torch.empty(1 << 60)", "oom"),
+        "floods": ("print('x' * 100000)\nreturn model(x, mask)", "ok"),
+        "leaves": ("sys.exit(3)", "error"),
+        "leaves quietly": ("sys.exit(0)", "error"),
+        "interrupts": ("raise KeyboardInterrupt", "error"),
+    }
+    names = {name: candidate(tmp_path, name, body) for name, (body, _) in bad.items()}
+    run = evaluate([A], list(names.values()), processes=1, runs_dir=tmp_path / "runs", **FAST)
+    found = statuses(run)
+    assert {name: found[0, "a", path] for name, path in names.items()} == {n: status for n, (_, status) in bad.items()}
+    assert found[0, "a", "eager"] == found[0, "a", "identity"] == "ok"
+    reasons = {record.arm: record.reason for record in run.records()}
+    assert reasons[names["leaves quietly"]].startswith("the worker exited with status 0 at build of ")
+    assert reasons[names["interrupts"]].endswith(" KeyboardInterrupt")
+    assert "Traceback" not in reasons[names["interrupts"]] and "File" not in reasons[names["interrupts"]]
+    summary = run.summary()
+    assert summary.exit_code() is ExitCode.INCORRECT
+    problems = "\n".join(summary.problems())
+    for said in ("no luck", "(2, 7, 16), expected (2, 8, 16)", "not finite", "out of memory", "exited with status 3"):
+        assert said in problems
+    assert len(summary.problems()) == 7
+
+
+@pytest.mark.slow
+def test_what_a_candidate_printed_before_it_raised_stands_with_the_reason(tmp_path):
+    """Its author looks for it; the build and the first call are one request."""
+    head = "print('loaded')"
+    mine = candidate(tmp_path, "mine", "print('rows', tuple(x.shape))\nraise ValueError('no luck')", head)
+    run = evaluate([A], mine, processes=1, runs_dir=tmp_path / "runs", **FAST)
+    (row,) = [row for row in run.records() if row.arm == mine]
+    assert row.status == "error" and "no luck" in row.reason
+    assert row.reason.endswith("; it printed: loaded rows (2, 8, 16)")
+
+
+@pytest.mark.slow
+def test_a_killed_worker_costs_only_the_row_at_hand(tmp_path):
+    mine = candidate(
+        tmp_path, "mine", "if shape.id == 'b': os.kill(os.getpid(), signal.SIGKILL)\nreturn model(x, mask)"
+    )
+    run = evaluate([A, B], [mine], processes=2, runs_dir=tmp_path / "runs", **FAST)
+    found = statuses(run)
+    assert {key for key, status in found.items() if status != "ok"} == {(0, "b", mine), (1, "b", mine)}
+    assert len(found) == 12
+    copies = {record.key[:2] for record in run.records() if record.kind == "copy" and record.status == "ok"}
+    assert copies == {(0, "a"), (1, "a")}
+    (row,) = [row for row in run.records() if row.key == (0, "b", mine)]
+    assert "SIGKILL" in row.reason
+    assert "build" in row.reason
+
+
+@pytest.mark.slow
+def test_a_hanging_worker_is_ended_after_the_limit(tmp_path):
+    mine = candidate(tmp_path, "mine", "time.sleep(3600)")
+    started = time.monotonic()
+    run = evaluate([A], [mine], processes=1, runs_dir=tmp_path / "runs", arm_timeout_s=8, **FAST)
+    assert time.monotonic() - started < 300
+    found = statuses(run)
+    assert found == {(0, "a", mine): "error", (0, "a", "eager"): "ok", (0, "a", "identity"): "ok"}
+    assert "said nothing for 8 s at build" in run.records()[0].reason
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path):
+    mine = candidate(tmp_path, "mine", "return model(x, mask)")
+
+    def interrupt(event):
+        if event.kind == "stage" and event.done >= 6:
+            raise KeyboardInterrupt
+
+    run = evaluate([A, B], [mine], processes=2, runs_dir=tmp_path / "runs", on_event=interrupt, **FAST)
+    assert run.interrupted
+    assert str(run.folder) in run.resume_hint()
+    kept = (run.folder / RECORDS_FILE).read_bytes()
+    assert kept.count(b"\n") == 6
+
+    again = resume(run.folder)
+    data = (run.folder / RECORDS_FILE).read_bytes()
+    assert data.startswith(kept)
+    assert data.count(b"\n") == 24
+    assert set(Counter(record.key for record in again.records()).values()) == {1}
+    assert not again.interrupted
+    first, whole = run.meta.spent_s, again.meta.spent_s
+    assert sum(first.values()) > 0 and all(whole[what] > seconds for what, seconds in first.items())
+    assert 0 < again.meta.overhead_share < 1
+    size = len(data)
+    resume(run.folder)
+    assert (run.folder / RECORDS_FILE).stat().st_size == size, "a complete run measures nothing more"
+
+
+@pytest.mark.slow
+def test_killing_the_parent_ends_its_worker_and_loses_nothing_written(tmp_path):
+    pids = tmp_path / "pids"
+    mine = candidate(
+        tmp_path, "mine",
+        f"if shape.id == 'b' and not os.path.exists({str(pids)!r}):\n"
+        f"    open({str(pids)!r}, 'w').write(str(os.getpid()))\n    time.sleep(3600)\nreturn model(x, mask)",
+    )  # fmt: skip
+    script = (
+        "import sys\nfrom rooflane.eval import evaluate\nfrom rooflane.shapes import Shape\n"
+        "shapes = [Shape('a', 2, 8, 16, 2, 16, 1), Shape('b', 3, 8, 16, 2, 16, 1)]\n"
+        f"evaluate(shapes, [{mine!r}], processes=1, runs_dir={str(tmp_path / 'runs')!r}, **{FAST!r})\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script])
+    deadline = time.monotonic() + 120
+    while not (pids.exists() and pids.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    worker = int(pids.read_text())
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    while _alive(worker) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not _alive(worker)
+
+    (folder,) = (tmp_path / "runs").iterdir()
+    kept = (folder / RECORDS_FILE).read_bytes() if (folder / RECORDS_FILE).exists() else b""
+    run = resume(folder)
+    data = (folder / RECORDS_FILE).read_bytes()
+    assert data.startswith(kept)
+    assert data.count(b"\n") == 12
+    assert set(statuses(run).values()) == {"ok"}
+    lost = bool(kept)  # what a killed part took is not known, unless it wrote no row
+    assert (run.meta.overhead_share is None, run.meta.spent_s == {}) == (lost, lost)
+
+
+@pytest.mark.slow
+def test_a_torn_batch_is_measured_again_and_a_whole_one_is_not(tmp_path):
+    mine = candidate(tmp_path, "mine", "return model(x, mask)")
+    run = evaluate([A, B], [mine], processes=1, runs_dir=tmp_path / "runs", **FAST)
+    path = run.folder / RECORDS_FILE
+    lines = path.read_bytes().splitlines(keepends=True)
+    (run.folder / DIGEST_FILE).unlink()  # as it is while a run is in progress
+    path.write_bytes(b"".join(lines[:11]) + lines[11][:40])
+    page = json.loads((run.folder / "run.json").read_text())
+    page["seed"] = None
+    (run.folder / "run.json").write_text(json.dumps(page))
+    keep_seed(run.folder, 5)
+    resume(run.folder)
+    again = path.read_bytes().splitlines(keepends=True)
+    assert again[:6] == lines[:6]
+    # The torn shape's arms were timed against an eager row that is lost: all six are there anew.
+    assert len(again) == 11 + 1 + 6
+    assert set(Counter(record.key for record in open_run(run.folder).records()).values()) == {1}
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_is_measured_against_the_chunked_reference(tmp_path, quiet_host):
+    shape = Shape("o", 3, 512, 16, 2, 16, 1, causal=True)
+    settings = FAST | {"memory_cap_bytes": 3_500_000}
+    run = evaluate([shape], ["chunked"], processes=2, runs_dir=tmp_path / "runs", **settings)
+    rows = {record.key: record for record in run.records()}
+    assert rows[0, "o", "eager"].status == "infeasible"
+    assert "13.4 MB" in rows[0, "o", "eager"].reason
+    assert len(rows[0, "o", "chunked_reference"].timing.event_ns[0]) == 3
+    assert len(rows[1, "o", "chunked_reference"].timing.event_ns[0]) == 1
+    assert all(rows[process, "o", "chunked"].status == "ok" for process in range(2))
+    summary = run.summary()
+    assert summary.exit_code() is ExitCode.COMPLETE
+    assert summary.row("o").cells["chunked"].speedup.count == 2
+    assert summary.headlines[0].geomean is None
+
+
+@pytest.mark.slow
+def test_a_spent_time_budget_lists_what_was_left_out(tmp_path):
+    mine = candidate(tmp_path, "mine", "return model(x, mask)")
+    run = evaluate([A, B], [mine], processes=2, runs_dir=tmp_path / "runs", time_budget_s=1e-6, **FAST)
+    assert set(statuses(run).values()) == {"skipped"}
+    assert all("time budget" in record.reason for record in run.records())
+    assert run.summary().exit_code() is ExitCode.INCOMPLETE, "nothing was measured"
+    assert "nothing was measured" in run.summary().problems()[0]
+
+
+def test_what_is_predicted_too_slow_or_too_large_needs_no_worker(tmp_path):
+    slow = Shape("slow", 64, 1024, 128, 4, 128, 4)
+    huge = Shape("huge", 32, 100000, 1024, 16, 1024, 2)
+    run = evaluate([slow, huge], ["dispatched"], processes=2, runs_dir=tmp_path, max_call_s=1e-3, **FAST)
+    found = statuses(run)
+    assert found[0, "slow", "eager"] == found[1, "slow", "identity"] == "skipped"
+    assert found[0, "huge", "eager"] == "infeasible"
+    assert found[0, "huge", "dispatched"] in ("skipped", "infeasible")
+    reasons = {record.key: record.reason for record in run.records()}
+    assert "over the limit of 0.001 s" in reasons[0, "slow", "eager"]
+    assert "TB at its peak" in reasons[0, "huge", "eager"]
+    summary = run.summary()
+    assert (summary.missing, summary.exit_code()) == (0, ExitCode.INCOMPLETE)
+
+
+def test_a_time_budget_leaves_out_the_slowest_shapes_by_prediction(tmp_path):
+    shapes = [Shape(f"s{size}", size, 256, 128, 4, 128, 4) for size in (64, 1, 32, 8)]
+
+    def stop(event):
+        raise KeyboardInterrupt
+
+    def skipped(budget):
+        settings = FAST | {"max_call_s": 1e9, "time_budget_s": budget}
+        run = evaluate(shapes, ["chunked"], processes=3, runs_dir=tmp_path, on_event=stop, **settings)
+        return {name for name, reason in Owed(run.meta, Settings(**run.meta.settings), ()).skips.items() if reason}
+
+    assert skipped(1e9) == set()
+    assert skipped(1e-9) == {"s64", "s1", "s32", "s8"}
+    tightening = [skipped(2**power) for power in range(14, -4, -1)]
+    first = next(found for found in tightening if found)
+    assert first == {"s64"}, "the slowest goes first"
+    assert all(before <= after for before, after in itertools.pairwise(tightening))
+
+
+def test_under_a_time_budget_every_process_begins_with_the_quickest_shapes(tmp_path, monkeypatch):
+    shapes = [Shape(f"s{size}", size, 64, 32, 4, 32, 1) for size in (64, 1, 32, 8)]
+    orders = {}
+
+    def note(self, process, todo):
+        orders.setdefault(process, [item.shape["id"] for item in todo])
+        self._add(self.owed.losses(process, ReferenceLost("not run here", ""), todo, ""))
+
+    monkeypatch.setattr("rooflane.eval.campaign.campaign.Campaign._run_team", note)
+    evaluate(shapes, ["chunked"], processes=3, runs_dir=tmp_path / "short", time_budget_s=1e6, **FAST)
+    assert list(orders.values()) == [["s1", "s8", "s32", "s64"]] * 3
+    orders.clear()
+    evaluate(shapes, ["chunked"], processes=8, runs_dir=tmp_path / "long", **FAST)
+    assert len({tuple(order) for order in orders.values()}) > 1, "in chance order where nothing runs out"
+
+
+def test_the_prediction_is_on_disk_before_anything_runs(tmp_path):
+    seen = []
+
+    def look(event):
+        if event.kind == "run":
+            (folder,) = tmp_path.iterdir()
+            seen.append(open_run(folder).meta.prediction("slow").classification["regime"])
+
+    evaluate([Shape("slow", 8, 1024, 128, 4, 128, 4)], ["chunked"], runs_dir=tmp_path, on_event=look, max_call_s=1e-6,
+             **FAST)  # fmt: skip
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rounds": 3}, "rounds"),
+        ({"processes": 0}, "processes"),
+        ({"speed": 1}, "settings are: device"),
+        ({"controls": ("nothing",)}, "no control is called 'nothing'"),
+        ({"device": "tpu"}, "not one of auto, cpu, cuda"),
+        ({"budget_s": float("inf")}, "budget_s"),
+        ({"time_budget_s": float("nan")}, "time_budget_s"),
+        ({"device": "cuda:1"}, "CUDA_VISIBLE_DEVICES"),
+        ({"profile": "h200"}, "describes a cuda device"),
+        ({"profile": "nonesuch"}, "nonesuch"),
+    ],
+)
+def test_a_request_that_cannot_be_run_is_refused_before_anything_is_written(tmp_path, changes, said):
+    with pytest.raises(EvaluationError, match=said):
+        evaluate([A], ["chunked"], runs_dir=tmp_path / "runs", **(FAST | changes))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_cuda_without_a_gpu_says_how_to_go_on(tmp_path):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(EvaluationError, match="rooflane doctor"):
+        evaluate([A], ["chunked"], runs_dir=tmp_path, device="cuda")
+
+
+@pytest.mark.parametrize(("shapes", "candidates"), [([], ["chunked"]), ([A], []), ([A], ["chunked", "chunked"])])
+def test_an_empty_or_doubled_request_is_refused(tmp_path, shapes, candidates):
+    with pytest.raises(EvaluationError):
+        evaluate(shapes, candidates, runs_dir=tmp_path, **FAST)
+
+
+def test_the_parent_loads_neither_torch_nor_the_candidate(tmp_path):
+    mine = candidate(tmp_path, "mine", "return model(x, mask)", head="raise SystemExit('imported')")
+    script = (
+        "import sys\nfrom rooflane.eval import evaluate\nfrom rooflane.shapes import Shape\n"
+        f"run = evaluate([Shape('s', 64, 1024, 128, 4, 128, 4)], [{mine!r}], runs_dir={str(tmp_path / 'runs')!r}, "
+        f"max_call_s=1e-6, **{FAST!r})\nrun.summary()\nassert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def _alive(pid):
+    """Tell whether a process exists and is not a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return os.path.exists(f"/proc/{pid}")
+
+
+@pytest.mark.slow
+def test_the_scripts_rounds_are_the_first_thing_a_fresh_process_does(tmp_path, quiet_host):
+    """A process that has verified and run windows is none like the script's; its output is judged behind them."""
+    log = str(tmp_path / "calls.txt")
+    body = f"print(os.getpid(), {UNSEEN}, file=open({log!r}, 'a'))\nreturn model(x, mask)"
+    mine = candidate(tmp_path, "mine", body)
+    run = evaluate([A], mine, processes=1, inputs="fixed", runs_dir=tmp_path / "runs", **FAST)
+    (row,) = [row for row in run.records() if row.arm == mine]
+    assert row.status == "ok" and not row.integrity
+    lives = {}
+    for line in (tmp_path / "calls.txt").read_text().splitlines():
+        process, unseen = line.split()
+        lives.setdefault(process, []).append(unseen == "True")
+    first, second = lives.values()
+    assert not any(first)
+    # The build's call and the warm-ups, the rounds, then the output that is judged.
+    ahead, calls = second.index(True), 4 * len(row.timing.bare_ns[0])
+    assert ahead >= 2 and second[ahead:] == [True] * calls + [False]
+
+
+@pytest.mark.slow
+def test_a_candidate_that_is_wrong_in_a_fresh_process_alone_is_incorrect(tmp_path, quiet_host):
+    """It counts the processes it is built in: the first is verified, the second runs the script's rounds."""
+    head = f"path = {str(tmp_path / 'built.txt')!r}\nopen(path, 'a').write(f'{{os.getpid()}}\\n')\n"
+    late = "len(set(open(path).read().split())) > 1"
+    mine = candidate(tmp_path, "mine", f"return model(x, mask) * (1.5 if {late} else 1.0)", head)
+    run = evaluate([A], mine, processes=1, inputs="fixed", runs_dir=tmp_path / "runs", **FAST)
+    (row,) = [row for row in run.records() if row.arm == mine]
+    assert row.status == "incorrect" and row.reason.startswith("in a fresh process: accuracy trial")
+    assert row.timing is None
+
+
+CHANNEL = """
+def junk():
+    for name in os.listdir('/proc/self/fd'):
+        try:
+            if os.readlink('/proc/self/fd/' + name).startswith('socket'):
+                os.write(int(name), b'junk\\n')
+        except OSError:
+            pass
+"""
+HELPERS = "import subprocess, threading\n" + CHANNEL
+IN_ROUNDS = f"if {UNSEEN} and not hasattr(forward, 'once'):\n    forward.once = True\n    "
+
+
+@pytest.mark.slow
+def test_what_is_done_in_the_scripts_rounds_is_found_in_the_row_it_belongs_to(tmp_path, quiet_host):
+    """A thread and a process that go on running; a line in the channel, of a candidate that then raises."""
+    spawn = "subprocess.Popen(['sleep', '300']); threading.Thread(target=time.sleep, args=(300,), daemon=True).start()"
+    starts = candidate(tmp_path, "starts", f"{IN_ROUNDS}{spawn}\nreturn model(x, mask)", HELPERS)
+    forge = "junk() if shape.id == 'b' else None\n    raise ValueError('not today')"
+    forges = candidate(tmp_path, "forges", f"{IN_ROUNDS}{forge}\nreturn model(x, mask)", HELPERS)
+    run = evaluate([A, B], [starts, forges], processes=1, inputs="fixed", runs_dir=tmp_path / "runs", **FAST)
+    rows = {(row.shape_id, row.arm): row for row in run.records()}
+    said = " ".join(rows["a", starts].integrity)
+    assert "1 threads were started" in said and "1 processes were started" in said
+    assert not rows["a", forges].integrity
+    assert any("no answer came out of the worker's channel" in line for line in rows["b", forges].integrity)
+    assert all("not today" in rows[shape, forges].verification.notes[-1] for shape in "ab")
+
+
+def hooked(monkeypatch, hook):
+    """Let `hook(team, worker, op)` answer in a worker's stead, or do something first."""
+    real = Team.ask
+
+    def ask(self, name, op, stage="", /, **values):
+        return hook(self, name, op) or real(self, name, op, stage, **values)
+
+    monkeypatch.setattr(Team, "ask", ask)
+
+
+def is_afresh(team):
+    """Tell whether a fresh worker lives."""
+    return any(name.endswith(", afresh") for name in team._workers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("op", "whose"), [("shape", "fresh"), ("build", "fresh"), ("call", "fresh"), ("compare", "reference")]
+)
+def test_memory_that_a_fresh_process_lacks_costs_its_rounds_alone(tmp_path, quiet_host, monkeypatch, op, whose):
+    def hook(team, name, asked):
+        mine = name.endswith(", afresh") if whose == "fresh" else name == whose
+        if asked == op and mine and is_afresh(team):
+            return {"failed": "oom", "reason": "CUDA out of memory"}
+
+    hooked(monkeypatch, hook)
+    mine = candidate(tmp_path, "mine", "return model(x, mask)")
+    run = evaluate([A], mine, processes=1, inputs="fixed", runs_dir=tmp_path / "runs", **FAST)
+    (row,) = [row for row in run.records() if row.arm == mine]
+    assert row.status == "ok" and row.timing.event_ns and not row.timing.bare_ns and not row.integrity
+    note = row.verification.notes[-1]
+    assert note.startswith("the script's rounds were not taken: ") and "CUDA out of memory" in note
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["afresh", "before"])
+def test_a_reference_lost_while_it_judges_costs_that_candidate_and_no_campaign(tmp_path, quiet_host, monkeypatch, when):
+    killed = []
+
+    def hook(team, name, op):
+        if (name, op) == ("reference", "compare") and is_afresh(team) == (when == "afresh") and not killed:
+            killed.append(name)
+            os.kill(team._workers[name].pid, signal.SIGKILL)
+
+    hooked(monkeypatch, hook)
+    mine, other = (candidate(tmp_path, name, "return model(x, mask)") for name in ("mine", "other"))
+    run = evaluate([A], [mine, other], processes=1, inputs="fixed", runs_dir=tmp_path / "runs", **FAST)
+    rows = {row.arm: row for row in run.records()}
+    assert killed and rows[mine].status == "error" and "SIGKILL" in rows[mine].reason
+    assert rows[f"copy of {mine}"].status == "skipped" and rows[other].status == rows["eager"].status == "ok"
+
+
+@pytest.mark.slow
+def test_a_time_budget_that_is_spent_leaves_the_scripts_rounds_out(tmp_path, quiet_host):
+    """Building takes 3 s of 5, so there is no room for a second time."""
+    path = tmp_path / "mine.py"
+    path.write_text("import time\ndef build(model, shape, device):\n    time.sleep(3)\n    return model\n")
+    run = evaluate(
+        [A], str(path), processes=1, inputs="fixed", runs_dir=tmp_path / "runs", **FAST | {"time_budget_s": 9}
+    )
+    (row,) = [row for row in run.records() if row.arm == str(path)]
+    assert row.timing.event_ns and not row.timing.bare_ns
+    assert row.verification.notes[-1] == "the script's rounds were not taken: the time budget was spent"
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_a_fresh_process_is_ended_keeps_what_was_measured(tmp_path, quiet_host, monkeypatch):
+    real, pressed = Team.end, []
+
+    def end(self, name):
+        real(self, name)
+        if name.endswith(", afresh") and not pressed:
+            pressed.append(name)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Team, "end", end)
+    mine = candidate(tmp_path, "mine", "return model(x, mask)")
+    run = evaluate([A, B], mine, processes=1, inputs="fixed", runs_dir=tmp_path / "runs", **FAST)
+    assert run.interrupted and pressed
+    whole = resume(run.folder)
+    assert all(row.status == "ok" for row in whole.records()) and len(whole.records()) == 2 * len(arms_of(mine))

@@ -1,0 +1,193 @@
+"""Whole runs of tiny dishonest candidates, one for each guard of the core, and of honest ones that look like them."""
+
+import pytest
+
+from rooflane.eval import evaluate
+from rooflane.shapes import Shape
+
+SHAPE = Shape("a", 2, 8, 16, 2, 32, 1)
+FAST = {"device": "cpu", "profile": "cpu", "controls": (), "budget_s": 0.03, "processes": 1}
+HEAD = "import os, sys, time, threading, torch\n"
+PLAIN = "def build(model, shape, device):\n    return lambda x, mask=None: model(x, mask)\n"
+# Hides more of each call than a busy host takes from one of the null's.
+SLOW = PLAIN.replace("model(x, mask)", "(time.sleep(0.02), model(x, mask))[1]")
+# Calls before the timed ones: verification and warm-up need fewer than this many, all calls together more.
+SETTLED = 55
+
+DISHONEST = {
+    "clock": (
+        "import rooflane.eval.worker.clock as harness\n"
+        "real = time.perf_counter_ns\nharness._now = lambda: real() // 10\n"
+        + SLOW,
+        "the parent's wall clock",
+    ),
+    "stale answers once verified": (
+        "def build(model, shape, device):\n"
+        "    seen, calls = [], []\n"
+        "    def forward(x, mask=None):\n"
+        "        calls.append(1)\n"
+        f"        if len(calls) > {SETTLED} and seen:\n"
+        "            return seen[0].clone()\n"
+        "        seen[:] = [model(x, mask)]\n"
+        "        return seen[0].clone()\n"
+        "    return forward\n",
+        "although the verified",
+    ),
+    "work left to a thread": (
+        "def build(model, shape, device):\n"
+        "    calls = []\n"
+        "    def forward(x, mask=None):\n"
+        "        calls.append(1)\n"
+        f"        if len(calls) < {SETTLED}:\n"
+        "            return model(x, mask)\n"
+        "        out = torch.empty_like(x)\n"
+        "        def later():\n"
+        "            time.sleep(0.001)\n"
+        "            with torch.inference_mode():\n"
+        "                out.copy_(model(x, mask))\n"
+        "        threading.Thread(target=later).start()\n"
+        "        return out\n"
+        "    return forward\n",
+        "timed call",
+    ),
+    "a lazy output once verified": (
+        "class Lazy(torch.Tensor):\n    pass\n"
+        "def build(model, shape, device):\n"
+        "    calls = []\n"
+        "    def forward(x, mask=None):\n"
+        "        calls.append(1)\n"
+        "        out = model(x, mask)\n"
+        f"        return out if len(calls) < {SETTLED} else out.as_subclass(Lazy)\n"
+        "    return forward\n",
+        "not a torch.Tensor",
+    ),
+    "a forged answer": (
+        "for descriptor in range(3, 64):\n"
+        "    try:\n"
+        "        os.write(descriptor, b'{\"answers\": 1, \"event_ns\": [1]}\\n')\n"
+        "    except OSError:\n"
+        "        pass\n" + PLAIN,
+        "nothing that was asked",
+    ),
+    "a patched comparison": (
+        "torch.equal = lambda *tensors: True\n"
+        "def build(model, shape, device):\n    return lambda x, mask=None: model(x, mask)\n",
+        "torch.equal was replaced",
+    ),
+    "a changed flag": ("torch.set_default_dtype(torch.float64)\ntorch.set_default_dtype(torch.float32)\n"
+        "torch.use_deterministic_algorithms(True)\n" + PLAIN, "deterministic algorithms"),
+}  # fmt: skip
+
+HONEST = {
+    "packed weights, repacked when they change": (
+        "def build(model, shape, device):\n"
+        "    kept = {}\n"
+        "    def forward(x, mask=None):\n"
+        "        version = tuple((p.data_ptr(), p._version) for p in model.parameters())\n"
+        "        if kept.get('version') != version:\n"
+        "            kept.update(version=version, packed=[p.detach().clone() for p in model.parameters()])\n"
+        "        return model(x, mask)\n"
+        "    return forward\n"
+    ),
+    "built at the first call": (
+        "def build(model, shape, device):\n"
+        "    made = []\n"
+        "    def forward(x, mask=None):\n"
+        "        if not made:\n"
+        "            time.sleep(0.05)\n"
+        "            made.append(model)\n"
+        "        return made[0](x, mask)\n"
+        "    return forward\n"
+    ),
+    "a thread that is waited for": (
+        "def build(model, shape, device):\n"
+        "    def forward(x, mask=None):\n"
+        "        out = []\n"
+        "        def work():\n"
+        "            with torch.inference_mode():\n"
+        "                out.append(model(x, mask))\n"
+        "        thread = threading.Thread(target=work)\n"
+        "        thread.start()\n"
+        "        thread.join()\n"
+        "        return out[0]\n"
+        "    return forward\n"
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    """Keep tiny operations on one thread: handing them to a second costs more than they do."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def measure(folder, body, **settings):
+    """Evaluate one candidate file on the tiny shape; return its row."""
+    path = folder / "mine.py"
+    path.write_text(HEAD + body)
+    run = evaluate([SHAPE], [str(path)], runs_dir=folder / "runs", **(FAST | settings))
+    rows = {record.kind: record for record in run.records()}
+    assert rows["baseline"].status == "ok", "a dishonest candidate costs nobody else a row"
+    return rows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DISHONEST)
+def test_a_dishonest_candidate_leaves_evidence(tmp_path, name):
+    body, said = DISHONEST[name]
+    row = measure(tmp_path, body)["candidate"]
+    assert row.integrity, row.status
+    assert said in " ".join([*row.integrity, row.reason])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_one_that_looks_like_it_leaves_none(tmp_path, name):
+    rows = measure(tmp_path, HONEST[name])
+    assert (rows["candidate"].status, rows["candidate"].reason) == ("ok", "")
+    assert rows["candidate"].integrity == rows["copy"].integrity == []
+    assert rows["candidate"].verification.contract_class == "pure"
+
+
+@pytest.mark.slow
+def test_one_buffer_for_every_output_is_a_contract_and_no_crime(tmp_path):
+    body = (
+        "def build(model, shape, device):\n"
+        "    held = {}\n"
+        "    def forward(x, mask=None):\n"
+        "        out = model(x, mask)\n"
+        "        return held.setdefault('out', torch.empty_like(out)).copy_(out)\n"
+        "    return forward\n"
+    )
+    row = measure(tmp_path, body)["candidate"]
+    assert (row.status, row.integrity) == ("ok", [])
+    assert row.verification.contract_class == "contract-dependent"
+    assert row.verification.contract == ["the next call overwrites the output"]
+    assert row.timing.harness_ns, "the harness dividend needs the organiser's own loop"
+
+
+@pytest.mark.slow
+def test_the_seed_is_bound_before_and_shown_after(tmp_path):
+    from rooflane.eval.record.reveal import SEED_FILE, seed_hash
+    from rooflane.eval.record.run import open_run
+
+    seen = []
+
+    def look(event):
+        if event.kind == "row" and not seen:
+            (folder,) = (tmp_path / "runs").iterdir()
+            seen.append((open_run(folder).meta, (folder / SEED_FILE).stat().st_mode & 0o777))
+
+    path = tmp_path / "mine.py"
+    path.write_text(HEAD + PLAIN)
+    run = evaluate([SHAPE], [str(path)], runs_dir=tmp_path / "runs", on_event=look, **FAST)
+    meta, mode = seen[0]
+    assert (meta.seed, mode) == (None, 0o600)
+    assert meta.seed_hash == seed_hash(run.meta.seed)
+    assert not (run.folder / SEED_FILE).exists()
+    assert open_run(run.folder).meta.seed == run.meta.seed
+    seconds = run.meta.spent_s
+    assert set(seconds) == {"start-up", "set-up", "warm-up", "measurement", "verification", "other"}
+    rest = sum(seconds[what] for what in ("start-up", "set-up", "other"))
+    assert run.meta.overhead_share == pytest.approx(rest / sum(seconds.values()), abs=1e-3)
+    assert not any(str(run.meta.seed) in record.model_dump_json() for record in run.records())

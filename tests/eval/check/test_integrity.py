@@ -1,0 +1,118 @@
+"""Clocks against clocks, times against hardware: impossible figures are named, ordinary ones are not."""
+
+import pytest
+
+from rooflane.dispatch import load_profile
+from rooflane.eval.check.integrity import (
+    WindowWall,
+    changed_files,
+    harness_digests,
+    hidden_time,
+    impossible_times,
+    physical_floor_ns,
+    quicker_unseen,
+)
+from rooflane.shapes import Shape
+
+
+def walls(event_us, gap_us, *, calls=50, windows=4):
+    """Return windows of calls that take `event_us` by the clock and `gap_us` beside it."""
+    event = round(event_us * 1e3) * calls
+    return [WindowWall(event + round(gap_us * 1e3) * calls, calls, calls, event)] * windows
+
+
+def test_an_honest_clock_leaves_nothing_unexplained():
+    null = walls(500, 40)
+    assert hidden_time(walls(100, 40), null) == []
+    assert hidden_time(walls(100, 60), null) == [], "a little more than the null is noise"
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5])
+def test_a_clock_that_shows_half_or_less_is_found(share):
+    true = 300.0
+    lying = walls(true * share, 40 + true * (1 - share))
+    (line,) = hidden_time(lying, walls(500, 40))
+    assert "the parent's wall clock 340.0 us" in line
+
+
+def test_one_window_on_a_busy_machine_is_no_evidence():
+    busy = [*walls(100, 40, windows=3), *walls(100, 5000, windows=1)]
+    assert hidden_time(busy, walls(500, 40)) == []
+
+
+def test_leading_calls_count_as_calls():
+    event = 100_000 * 50
+    with_lead = [WindowWall(100_000 * 52 + 40_000 * 52, 52, 50, event)] * 4
+    assert with_lead[0].hidden_ns == pytest.approx(40_000)
+    assert hidden_time(with_lead, walls(500, 40)) == []
+
+
+def test_impossible_times_are_named():
+    assert impossible_times([50_000] * 3, [10_000] * 3, 0.0, "measured") == []
+    assert "no real call takes" in impossible_times([50_000, 0], [], 0.0, "measured")[0]
+    assert "the harness alone" in impossible_times([1_000] * 3, [10_000] * 3, 0.0, "measured")[0]
+    (line,) = impossible_times([1_000_000] * 3, [], 2_500_000.0, "measured")
+    assert "best rates (measured)" in line
+    assert impossible_times([1_000_000] * 3, [], 2_500_000.0, "assumed") == []
+    assert impossible_times([], [10_000], 1e9, "measured") == []
+
+
+EAGER = [[2_000_000] * 3] * 4
+
+
+def unseen(seen, bare, eager=EAGER, eager_bare=EAGER):
+    return quicker_unseen([[one] * 3 for one in seen], [[one] * 3 for one in bare], eager, eager_bare)
+
+
+def test_calls_that_are_far_quicker_where_nobody_looks_are_named():
+    """A look costs the next call under a microsecond of 25, another core twice its time; less than 0.4 is neither."""
+    assert unseen([], [], [], []) == unseen([50_000], [], EAGER, []) == []
+    assert unseen([50_000, 52_000], [49_500] * 4) == []
+    assert unseen([50_000, 52_000], [26_000] * 4) == [], "a calm core after a slow one"
+    # One ordinary round among quick ones says nothing of the arm, on either side.
+    assert unseen([50_000] * 2, [10_000, 49_000]) == unseen([50_000, 12_000], [10_000] * 2) == []
+    (line,) = unseen([50_000, 52_000], [18_000, 19_000])
+    assert line == "a call takes 50.00 us or more with a look at its output behind it, and 19.00 us or less without"
+
+
+def test_what_eager_gains_unseen_is_the_hosts_doing():
+    """A burst of another program's work slowed every seen round of both arms threefold; the unseen ones came after."""
+    calm = [[700_000] * 3] * 4
+    assert unseen([50_000, 52_000], [17_000] * 4, EAGER, calm) == []
+    assert unseen([50_000, 52_000], [5_000] * 4, EAGER, calm) != []
+    # One quick round of eager, which a candidate could arrange in its own process, excuses nothing.
+    assert unseen([50_000, 52_000], [5_000] * 4, EAGER, [*EAGER[:3], [1_000] * 3]) != []
+    # Eager slower unseen makes nothing of the arm's own gain.
+    assert unseen([50_000, 52_000], [19_000] * 4, calm, EAGER) != []
+
+
+def test_the_floor_is_the_arithmetic_or_the_traffic_that_overflows_the_cache():
+    profile = load_profile("h200")
+    wide = Shape("wide", 64, 128, 1024, 16, 1024, 8)
+    floor_ns, mark = physical_floor_ns(wide, profile, wide.tokens)
+    flops = 2 * 8 * wide.tokens * 6 * 1024**2
+    fastest = max(profile.matmul_float16.si, profile.matmul_bfloat16.si, profile.matmul_float32.si)
+    assert floor_ns == pytest.approx(flops / fastest * 1e9)
+    assert mark in ("measured", "datasheet", "assumed")
+    # 34 GB in and out against a cache of 60 MB, and next to no arithmetic: traffic decides.
+    thin = Shape("thin", 100_000, 128, 64, 4, 1, 1)
+    floor_ns, _ = physical_floor_ns(thin, profile, thin.tokens)
+    moved = 2 * thin.tokens * 64 * 4 - profile.cache_bytes
+    assert floor_ns == pytest.approx(moved / profile.copy_bytes_per_s * 1e9)
+    # Padding need not be computed.
+    assert physical_floor_ns(wide, profile, wide.tokens / 2)[0] == pytest.approx(flops / fastest / 2 * 1e9)
+    assert physical_floor_ns(wide, load_profile("cpu"), wide.tokens)[0] == 0
+
+
+def test_an_edited_harness_file_is_named(tmp_path):
+    (tmp_path / "eval" / "check").mkdir(parents=True)
+    gate = tmp_path / "eval" / "check" / "gate.py"
+    gate.write_text("ATOL = 0.002\n")
+    before = harness_digests(tmp_path)
+    assert changed_files(before, tmp_path) == []
+    gate.write_text("ATOL = 2000\n")
+    assert changed_files(before, tmp_path) == [
+        "eval/check/gate.py of the harness changed while the candidate was measured"
+    ]
+    gate.unlink()
+    assert len(changed_files(before, tmp_path)) == 1

@@ -1,0 +1,62 @@
+"""`rooflane audit-gate`: the table, the JSON, the recorded set and what bad input is told."""
+
+import json
+
+import pytest
+
+from rooflane.eval.check.stresses import load_stress_set
+from rooflane.eval.cli import main
+
+SHAPES = "id,batch_size,seq_len,d_model,num_heads,ffn_dim,num_layers,causal\ntiny,4,24,16,2,24,1,false\n"
+
+
+@pytest.fixture
+def shape_file(tmp_path):
+    path = tmp_path / "shapes.csv"
+    path.write_text(SHAPES)
+    return str(path)
+
+
+def run(capsys, *arguments):
+    with pytest.raises(SystemExit) as ended:
+        main(["audit-gate", *arguments])
+    return ended.value.code, *capsys.readouterr()
+
+
+def test_the_table_names_what_is_unseen_and_what_is_needed(capsys, shape_file):
+    code, out, _ = run(capsys, shape_file, "--scale", "300", "--window", "4")
+    assert code == 0
+    assert "tiny (2x24x16 h2 f24 l1 full)" in out
+    assert "window 4" in out and "input x 300" in out
+    assert "Needed: norms drawn, for no norm bias (tiny); no norm weight (tiny)." in out
+    assert "Unseen whatever is run: tanh GELU (tiny)." in out
+    assert "No fault on these shapes, the function is the same: not causal, no k_proj bias." in out
+
+
+def test_json_and_the_record_agree(capsys, shape_file, tmp_path):
+    record = tmp_path / "set.json"
+    code, out, _ = run(capsys, shape_file, "--json", "--record", str(record), "--seeds", "2")
+    assert code == 0
+    document = json.loads(out)
+    assert document["seeds"] == 2
+    assert document["verdict"] == json.loads(record.read_text())
+    assert {finding["condition"] for finding in document["findings"]} == {*document["always"], *document["stresses"]}
+    assert [stress.name for stress in load_stress_set(record)] == document["verdict"]["stresses"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["nowhere.csv"], "nowhere.csv"),
+        (["--shape", "S9"], "no built-in shape 'S9'; there are: S128, S128 causal, S1024"),
+        (["published.csv", "--shape", "99"], "holds no shape '99'"),
+        (["published.csv", "--shape", "14"], "shape 14: the audit's float64 scores need"),
+        (["--scale", "-1"], "input scale -1 has no meaning"),
+        (["--seeds", "0"], "whole numbers above 0"),
+    ],
+)
+def test_bad_input_is_a_usage_error_in_one_paragraph(capsys, arguments, text):
+    code, out, err = run(capsys, *arguments)
+    assert code == 2
+    assert text in " ".join(err.replace("│", " ").split())
+    assert "Traceback" not in err

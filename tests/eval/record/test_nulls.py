@@ -1,0 +1,81 @@
+"""The store of null results: what is kept, what matches, and a store that is broken."""
+
+import pytest
+
+from rooflane.eval.exit_codes import EvaluationError
+from rooflane.eval.record.nulls import NullResult, append_nulls, matching, read_nulls, store_path, stored_logs
+from rooflane.eval.record.run import open_run
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROOFLANE_STATE_DIR", str(tmp_path / "state"))
+
+
+def null(**changes):
+    fields = {
+        "machine": "GPU", "software": "torch 2", "processes": 8, "run": "r1", "arm": "eager", "measured_at": "2026",
+        "log": 0.01, "sd": 0.01, "shapes": {"1x1": 0.01, "2x2": 0.02},
+    }  # fmt: skip
+    return NullResult(**(fields | changes))
+
+
+def test_a_campaigns_arm_is_stored_once():
+    append_nulls(store_path(), [null(), null(arm="mine")])
+    append_nulls(store_path(), [null(log=0.5), null(run="r2")])
+    assert [(found.run, found.arm, found.log) for found in read_nulls(store_path())] == [
+        ("r1", "eager", 0.01),
+        ("r1", "mine", 0.01),
+        ("r2", "eager", 0.01),
+    ]
+
+
+def test_only_the_same_machine_software_and_processes_match_and_never_the_run_itself():
+    nulls = [
+        null(),
+        null(run="r2", machine="other"),
+        null(run="r3", software="torch 3"),
+        null(run="r4", processes=3),
+        null(run="r5"),
+    ]
+    assert [found.run for found in matching(nulls, null().key, "r5")] == ["r1"]
+    many = [null(run=f"r{index}", measured_at=f"{index:04}") for index in range(300)]
+    assert [found.run for found in matching(many, null().key, "")][0] == "r100", "the newest 200"
+
+
+def test_a_mean_over_other_shapes_tells_nothing_but_its_shapes_do():
+    nulls = [null(), null(run="r2", log=0.03, shapes={"1x1": 0.04})]
+    means, shapes = stored_logs(nulls, {"a": "1x1", "b": "2x2"})
+    assert means == [0.01]
+    assert shapes == {"a": [0.01, 0.04], "b": [0.02]}
+
+
+def test_a_broken_store_names_its_line_and_a_finished_run_is_sealed_all_the_same(stored_run):
+    append_nulls(store_path(), [null()])
+    with store_path().open("a") as file:
+        file.write('{"machine": "half a')
+    with pytest.raises(EvaluationError, match=r"nulls\.jsonl:2: not a null result"):
+        read_nulls(store_path())
+    assert "nulls.jsonl:2" in stored_run.finish()
+    assert open_run(stored_run.folder).sealed
+
+
+def test_a_store_that_cannot_be_written_costs_no_run(stored_run, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ROOFLANE_STATE_DIR", str(tmp_path / "file" / "below"))
+    assert "ROOFLANE_STATE_DIR" in stored_run.finish()
+    assert open_run(stored_run.folder).sealed
+
+
+def test_nulls_of_a_folder_of_runs(stored_run, tmp_path):
+    (found,) = read_nulls(stored_run.folder.parent)
+    labels = {shape.label() for shape in stored_run.meta.shape_list()}
+    assert (found.arm, found.processes, set(found.shapes)) == ("eager", 6, labels)
+    assert found.log == pytest.approx(0) and found.sd == pytest.approx(0)
+    with pytest.raises(EvaluationError, match="holds no run"):
+        read_nulls(tmp_path)
+
+
+def test_the_committed_records_have_a_null(root):
+    found = read_nulls(root / "briefs" / "records")
+    assert {null.machine for null in found} == {"NVIDIA H200"}

@@ -1,0 +1,156 @@
+"""Reports from stored rows: the same bytes each time, nothing dropped, brackets taken as text."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from rooflane.eval import (
+    EvaluationError,
+    open_run,
+    render_json,
+    render_markdown,
+    render_readme_table,
+    render_terminal,
+    update_between_markers,
+)
+from rooflane.eval.stats.summary import summarise
+from rooflane.shapes import Shape
+
+
+def terminal(summary):
+    """Return what the terminal shows."""
+    console = Console(file=io.StringIO(), width=240)
+    render_terminal(summary, console)
+    return console.file.getvalue()
+
+
+def test_the_same_records_give_the_same_bytes(stored_run):
+    first = render_markdown(stored_run.summary())
+    assert render_markdown(open_run(stored_run.folder).summary()) == first
+    assert terminal(stored_run.summary()) == terminal(open_run(stored_run.folder).summary())
+
+
+@pytest.mark.parametrize("render", [render_markdown, render_readme_table, terminal])
+def test_speedup_interval_null_and_controls_stand_in_one_row(stored_run, render):
+    text = render(stored_run.summary())
+    (row,) = [line for line in text.splitlines() if "2x8x16 h2 f16 l1 causal" in line]
+    assert "2x [2, 2]" in row
+    assert "1.25x" in row
+    assert row.index("2x [2, 2]") < row.index("1x") < row.index("1.25x")
+    text = " ".join(text.split())
+    assert "geometric mean 2x [2, 2] over 2 of 2 shapes, floor 0.00% (provisional)" in text
+    assert "by process 2x, 2x, 2x, 2x, 2x, 2x; null 1x [1, 1]" in text
+
+
+def test_the_scripts_own_rounds_have_a_table_of_their_own(make_meta, full_rows, stored_run):
+    """Medians over six processes of 400 to 410 us and of eager's 800 beside them."""
+    assert "as the organiser's script times it" not in render_markdown(stored_run.summary())
+    shape = Shape("a", 2, 8, 16, 2, 16, 1, True)
+    meta = make_meta([shape])
+    rows = []
+    for row in full_rows(meta, {"mine": 2.0}):
+        bare = {"bare_ns": [[400_000 + 2000 * row.process] * 3] * 4, "bare_eager_ns": [[800_000] * 3] * 4}
+        timing = row.timing.model_copy(update=bare if row.arm == "mine" else {})
+        rows.append(row.model_copy(update={"timing": timing}))
+    text = render_markdown(summarise(meta, rows))
+    assert "| a | 0.800 (0.800-0.800) | 0.405 (0.400-0.410) | 1.98x |" in text
+
+
+def test_failures_and_skips_are_listed_with_their_reasons(make_meta, full_rows, make_record, stored_run):
+    meta = stored_run.meta
+    rows = [row for row in stored_run.records() if row.key != (1, "a", "mine")]
+    shape = meta.shape_list()[0]
+    rows.append(make_record(shape, 1, "mine", None, status="error", reason="IndexError: [/oops] | x"))
+    rows = [row for row in rows if row.key != (0, "b", "sdpa")]
+    rows.append(make_record(meta.shape_list()[1], 0, "sdpa", None, status="skipped", reason="no time"))
+    summary = summarise(meta, rows)
+    for text in (terminal(summary), render_markdown(summary)):
+        assert "[/oops]" in text
+        assert "no time" in text
+        assert "no geometric mean" in text
+    assert r"\| x" in render_markdown(summary)
+
+
+def test_json_holds_every_shape(stored_run):
+    data = json.loads(render_json(stored_run.summary()))
+    assert [row["shape"]["id"] for row in data["shapes"]] == ["a", "b"]
+    assert data["headlines"][0]["geomean"]["centre"] == pytest.approx(2.0)
+
+
+def test_markers_are_filled_once_and_left_alone_when_nothing_changed(tmp_path):
+    path = tmp_path / "README.md"
+    path.write_text("top\n<!-- table:begin -->\nold\n<!-- table:end -->\nbottom\n")
+    assert update_between_markers(path, "table", "| new |")
+    assert path.read_text() == "top\n<!-- table:begin -->\n| new |\n<!-- table:end -->\nbottom\n"
+    assert not update_between_markers(path, "table", "| new |\n")
+
+
+@pytest.mark.parametrize(
+    "text", ["nothing", "<!-- t:begin -->", "<!-- t:end --><!-- t:begin -->", "<!-- t:begin -->" * 2 + "<!-- t:end -->"]
+)
+def test_missing_or_doubled_markers_are_refused(tmp_path, text):
+    path = tmp_path / "README.md"
+    path.write_text(text)
+    with pytest.raises(EvaluationError, match="<!-- t:begin -->"):
+        update_between_markers(path, "t", "x")
+    assert path.read_text() == text
+
+
+def test_verdicts_states_clocks_and_costs_have_their_tables(make_meta, full_rows):
+    shapes = [Shape("a", 2, 8, 16, 2, 16, 1), Shape("b", 1, 16, 16, 2, 16, 1)]
+    seconds = {"set-up": 12.4, "start-up": 8.6, "measurement": 79.0, "other": 0.0}
+    account = {"overhead_share": 0.21, "spent_s": seconds}
+    meta = make_meta(shapes, controls=("identity",)).model_copy(update=account)
+    rows = []
+    for row in full_rows(meta, {"mine": 2.0}):
+        if row.process == 0:
+            ns = row.timing.event_ns[0][0]
+            states = {"harness_ns": [ns], "idle_ns": [ns + 9000], "cold_ns": [3 * ns], "rotating_ns": [2 * ns]}
+            states |= {"device_ns": [ns // 2], "host_ns": [[ns // 4]]}
+            row = row.model_copy(update={"timing": row.timing.model_copy(update=states), "setup_s": 2.0})
+        rows.append(row)
+    text = render_markdown(summarise(meta, rows))
+    assert "| a | FASTER | 2x [2, 2] | 2x [2, 2] |" in text
+    # event 0.5, device half of it and host a quarter; idle start 9 us more.
+    clocks = next(line for line in text.splitlines() if line.startswith("| a |") and "50.0%" in line)
+    assert " 0.250 | 0.509 | 0.125 | 50.0% |" in clocks
+    states = next(line for line in text.splitlines() if line.startswith("| a | 0.512 | 0.500 | 1.50 | 1.00 |"))
+    assert "| 1.000x |" in states
+    # 2 s of set-up against half a millisecond a call: about 4,000 calls.
+    assert "| a | 2.00 | 3,9" in text
+    said = "nor verification (of 100 s: measurement 79 s, set-up 12 s, start-up 9 s, other 0 s)."
+    assert f"21.0% of the run's time was neither warm-up, measurement {said}" in text
+    assert "the organiser's loop" in text and "caches overwritten before each call" in text
+
+
+@pytest.mark.parametrize(
+    ("tick_ns", "said"),
+    [(1, "0.00% of the shortest call (shape a)."), (20_000, "1.18% of the shortest call (shape a), too coarse")],
+)
+def test_the_clocks_tick_is_held_against_the_shortest_call(make_meta, full_rows, tick_ns, said):
+    meta = make_meta([Shape("a", 2, 8, 16, 2, 16, 1)], processes=1)
+    rows = []
+    for row in full_rows(meta, {"mine": 2.0}):
+        times = [row.timing.event_ns[0][0] + tick_ns * step for step in range(121)]
+        timing = row.timing.model_copy(update={"clock": "cuda-events", "event_ns": [times, times]})
+        rows.append(row.model_copy(update={"timing": timing}))
+    assert f"ticks every {tick_ns / 1e3:g} us: {said}" in render_markdown(summarise(meta, rows))
+
+
+def test_one_process_is_one_process(make_meta, full_rows):
+    meta = make_meta([Shape("a", 2, 8, 16, 2, 16, 1)], processes=1)
+    text = render_markdown(summarise(meta, full_rows(meta, {"mine": 2.0})))
+    assert "1 process," in text and "1 processes" not in text and "over 1 of 1 shape" in text
+
+
+def test_dropped_blocks_are_counted_with_their_reason(make_meta, full_rows):
+    meta = make_meta([Shape("a", 2, 8, 16, 2, 16, 1)])
+    rows = full_rows(meta, {"mine": 2.0})
+    busy = {"blocks": [{"sm_mhz": 1980, "throttle": [], "other_processes": 1}]}
+    rows = [row.model_copy(update={"telemetry": busy}) if row.process == 4 else row for row in rows]
+    text = render_markdown(summarise(meta, rows))
+    assert "1 of 6 blocks dropped for every arm (1 by another process)." in text.replace("- 1 of", "1 of")
+    # That process had no other block, so the mean is over five of the six that were planned.
+    assert "by process 2x, 2x, 2x, 2x, 2x (process 4 left out, with no clean block of shape a);" in text

@@ -1,0 +1,97 @@
+"""What makes a block contaminated, and what never does."""
+
+import pytest
+
+from rooflane.eval.stats.contamination import find_contamination
+from rooflane.eval.stats.rounds import Rounds, rounds_of
+from rooflane.shapes import Shape
+
+STEADY = [1000.0, 1010.0, 990.0, 1005.0, 995.0, 1000.0, 1002.0, 998.0]  # four blocks
+
+
+def campaign(anchor=None, noop=None, telemetry=None, processes=6):
+    """Return two shapes' rounds, the watching arms of process 0 on shape a replaced."""
+    times = {}
+    for shape in "ab":
+        for arm in ("eager", "anchor", "noop"):
+            scale = 5 if arm == "noop" else 1
+            steady = [value * scale for value in STEADY]
+            times[shape, arm] = dict.fromkeys(range(processes), steady)
+    for arm, changed in (("anchor", anchor), ("noop", noop)):
+        if changed:
+            times["a", arm] = times["a", arm] | {0: changed}
+    return Rounds(times, telemetry or {})
+
+
+def test_a_quiet_campaign_drops_nothing():
+    found = find_contamination(campaign())
+    assert (found.count, found.total, found.too_much, found.describe()) == (0, 48, False, "")
+
+
+def test_a_slow_anchor_drops_its_block_of_that_shape_and_process_alone():
+    found = find_contamination(campaign(anchor=[1000.0, 1000.0, 1500.0, 1500.0, *STEADY[4:]]))
+    assert found.dropped == {("a", 0): frozenset({1})}
+    assert found.describe() == "1 of 48 blocks dropped for every arm (1 by the anchor)"
+
+
+def test_a_fast_block_is_as_suspect_as_a_slow_one():
+    found = find_contamination(campaign(anchor=[700.0, 700.0, *STEADY[2:]]))
+    assert found.at("a", 0) == {0}
+
+
+def test_the_arms_own_times_decide_nothing():
+    rounds = campaign()
+    wild = [10.0, 1e9, 10.0, 1e9, 10.0, 1e9, 10.0, 1e9]
+    times = dict(rounds.times) | {("a", "eager"): dict.fromkeys(range(6), wild)}
+    assert find_contamination(Rounds(times)).count == 0
+
+
+def test_a_shape_that_leaves_another_cache_behind_is_no_disturbance():
+    rounds = campaign()
+    slow = {process: [1.3 * value for value in STEADY] for process in range(6)}
+    assert find_contamination(Rounds(dict(rounds.times) | {("b", "anchor"): slow})).count == 0
+
+
+def test_a_no_op_may_fall_on_the_next_tick_of_the_clock():
+    tick = [value * 5 for value in STEADY]
+    assert find_contamination(campaign(noop=[tick[0] + 1024, tick[1] + 1024, *tick[2:]])).count == 0
+    assert find_contamination(campaign(noop=[tick[0] + 9000, tick[1] + 9000, *tick[2:]])).at("a", 0) == {0}
+
+
+def test_a_block_the_watching_arms_sat_out_is_judged_by_telemetry_alone():
+    rounds = campaign(anchor=[None, None, *STEADY[2:]], telemetry={("a", 0): [{"other_processes": 2}, {}, {}, {}]})
+    assert find_contamination(rounds).dropped == {("a", 0): frozenset({0})}
+
+
+def test_a_block_spoilt_twice_is_dropped_once():
+    states = {("a", 0): [{"throttle": ["HwSlowdown"], "other_processes": 1}, {}, {}, {}]}
+    found = find_contamination(campaign(telemetry=states))
+    assert found.count == 1
+    assert found.reasons == {"throttling": 1, "another process": 1}
+
+
+def test_when_nothing_is_left_it_says_so():
+    states = {(shape, process): [{"throttle": True}] * 4 for shape in "ab" for process in range(6)}
+    found = find_contamination(campaign(telemetry=states))
+    assert found.too_much
+    assert found.describe().endswith("; nothing is left")
+
+
+def test_rows_without_watching_arms_or_telemetry_show_nothing(make_record):
+    rows = [make_record(Shape("a", 2, 8, 16, 2, 16, 1), process, "eager") for process in range(3)]
+    assert find_contamination(rounds_of(rows)).count == 0
+
+
+@pytest.mark.parametrize("blocks", [None, [], [None, None]])
+def test_a_reading_that_failed_is_no_evidence(make_record, blocks):
+    row = make_record(Shape("a", 2, 8, 16, 2, 16, 1), 0, "eager", (1000,) * 4, telemetry={"blocks": blocks})
+    assert find_contamination(rounds_of([row])).count == 0
+
+
+def test_a_block_spoilt_for_two_reasons_counts_once_and_says_so():
+    slow = [1000.0, 1010.0, 5990.0, 5005.0, 995.0, 1000.0, 1002.0, 998.0]
+    states = {("a", 0): [{}, {"throttle": ["SwPowerCap"]}, {}, {}]}
+    found = find_contamination(campaign(anchor=slow, telemetry=states))
+    assert found.describe() == (
+        "1 of 48 blocks dropped for every arm (1 by the anchor, 1 by the power limit, some by more than one)"
+    )

@@ -1,0 +1,72 @@
+"""A worker's wait for requests, awake or asleep."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+
+import pytest
+
+from rooflane.eval.worker import worker as worker_module
+from rooflane.eval.worker.channel import Channel
+from rooflane.eval.worker.worker import Worker
+
+
+@pytest.fixture
+def ends():
+    """The parent's socket, and the worker's channel over the other end."""
+    ours, theirs = socket.socketpair()
+    yield ours, Channel(theirs.detach())
+    ours.close()
+
+
+@pytest.mark.parametrize("awake", [False, True])
+def test_a_request_arrives_whole_however_it_is_waited_for(ends, awake):
+    ours, channel = ends
+    line = json.dumps({"op": "go", "nonce": 1, "seed": "x" * 100_000}).encode() + b"\n"
+
+    def send():
+        time.sleep(0.05)
+        ours.sendall(line)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    assert channel.receive(awake=awake)["seed"] == "x" * 100_000
+    sender.join()
+
+
+@pytest.mark.parametrize("awake", [False, True])
+def test_a_parent_that_is_gone_ends_the_wait(ends, awake):
+    ours, channel = ends
+    ours.close()
+    assert channel.receive(awake=awake) is None
+
+
+def test_waiting_awake_keeps_the_processor_and_waiting_asleep_does_not(ends):
+    """A thread that sleeps between its windows loses its core; that is what the wait is for."""
+    ours, channel = ends
+    used = {}
+    for awake in (False, True):
+        threading.Timer(0.3, ours.sendall, [b'{"op": "go", "nonce": 1}\n']).start()
+        before = time.thread_time()
+        channel.receive(awake=awake)
+        used[awake] = time.thread_time() - before
+    assert used[False] < 0.05 < used[True]
+
+
+def test_a_worker_stays_awake_until_it_is_told_or_its_shape_ends(monkeypatch):
+    monkeypatch.setattr(worker_module, "loop_ns", lambda: 111)
+    worker = Worker([])
+    monkeypatch.setattr(worker._core, "pace_ns", lambda: 95)
+    held = []
+    monkeypatch.setattr(worker._core, "hold", held.append)
+    assert not worker.awake and worker._host_pace_ns() == 111
+    assert worker.answer({"op": "stay_awake", "on": True, "cores": [2, 3]}) == {}
+    assert worker.awake and worker._host_pace_ns() == 95
+    worker.answer({"op": "stay_awake", "on": False})
+    assert not worker.awake
+    worker.answer({"op": "stay_awake", "on": True, "cores": [4]})
+    worker.answer({"op": "end_shape"})
+    assert not worker.awake and held == [[2, 3], (), [4], ()]
