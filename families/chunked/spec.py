@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rooflane.families.lean.cost import HALF, SINGLE, lean_predict_s, operand_name, weight_elements
 from rooflane.families.option_values import operands, positive
-from rooflane.families.spec import Limits
+from rooflane.families.spec import FamilySpec, Limits
 from rooflane.shapes import Shape
 
 if TYPE_CHECKING:
@@ -35,12 +35,11 @@ def chunk_plan(shape: Shape, budget_bytes: float, operand_bytes: int) -> tuple[i
     return sequences, rows, sequences * kept + rows * row
 
 
-class Chunked:
+class Chunked(FamilySpec):
     """Hold one chunk's scratch at a time; the residual stream lives in the output itself."""
 
     name = "chunked"
     summary = "the lean forward over batch and sequence chunks within a scratch budget"
-    contract = ""
     final_norm_optional = True
     options = {
         "operand_dtype": "GEMM operands: float16 or bfloat16; by default what suits the model and device",

@@ -10,7 +10,7 @@ class GraphCompile(LeanSpec):
 
     name = "graph_compile"
     summary = "torch.compile of the lean forward, captured into one CUDA graph"
-    compiled = True
+    compiles = True
 
 
 SPEC = GraphCompile()

@@ -13,7 +13,7 @@ from rooflane.families.resident.hopper.rowwarp_plan import ROWS, RowwarpPlan, cl
 from rooflane.families.resident.layout import layout_of, padded
 from rooflane.families.resident.sizes import programs, scratch_bytes
 from rooflane.families.runtime.runtime_compiler import CAPABILITY
-from rooflane.families.spec import Limits
+from rooflane.families.spec import FamilySpec, Limits
 from rooflane.shapes import Shape
 
 if TYPE_CHECKING:
@@ -41,12 +41,11 @@ WARPGROUP_LAYER_S, WARPGROUP_EFFICIENCY = 4e-6, 0.9
 ROWWARP_LAYER_S, ROWWARP_EFFICIENCY = 2.9e-6, 0.65
 
 
-class Resident:
+class Resident(FamilySpec):
     """Keep every intermediate on the SM: one launch for the forward (small non-causal batches: one a layer)."""
 
     name = "resident"
     summary = "the whole forward in one kernel, activations on the SM"
-    contract = ""
     options = {"operand_dtype": "GEMM operands: float16 or bfloat16; by default what suits the model"}
     option_checks = {"operand_dtype": operands}
 
