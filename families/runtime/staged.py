@@ -78,24 +78,3 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
     that is let go would leave that much behind.
     """
     return torch.cuda.Stream(device)
-
-
-class StreamGuard:
-    """Order calls on different streams that share fixed memory: a new stream waits for the one before it."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._last: int | None = None
-
-    def enter(self, stream: int) -> bool:
-        """Note that the shared memory is now used on `stream`; return whether that stands noted."""
-        if stream != self._last:
-            if torch.cuda.is_current_stream_capturing():
-                return (
-                    False  # the caller's own graph: nothing outside it may be awaited, and whoever captures has waited
-                )
-            if self._last is not None:
-                last = torch.cuda.ExternalStream(self._last, device=self._device)
-                torch.cuda.current_stream(self._device).wait_stream(last)
-            self._last = stream
-        return True
