@@ -8,7 +8,7 @@ from rooflane.shapes import Shape
 
 
 class GemmFp16(LeanSpec):
-    """Feed the tensor cores: fp16 operands, fp32 accumulation, packed QKV, one pass between GEMMs."""
+    """Use fp16 operands with fp32 accumulation, a packed QKV, and one pass of memory between GEMMs."""
 
     name = "gemm_fp16"
     summary = "fp16 GEMMs with fp32 accumulation, packed QKV, fused norms and GELU"
@@ -16,7 +16,7 @@ class GemmFp16(LeanSpec):
     def supports(self, shape: Shape, profile: Limits) -> str | None:
         """Return None when the shape can be built for the device, else the reason."""
         if profile.kind == "cpu":
-            return "no fast half-precision GEMM on a CPU: fp16 operands there are slower than fp32 ones"
+            return "no fast half-precision GEMM on a CPU: fp16 operands are slower than fp32 there"
         return None
 
 

@@ -6,7 +6,7 @@ from rooflane.families.lean.spec import LeanSpec
 
 
 class GraphCompile(LeanSpec):
-    """Turn 132 host launches into one graph replay; on a CPU, into one compiled call."""
+    """Replace 132 host launches by one graph replay, or on a CPU by one compiled call."""
 
     name = "graph_compile"
     summary = "torch.compile of the lean forward, captured into one CUDA graph"

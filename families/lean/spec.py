@@ -1,4 +1,4 @@
-"""What the families built on the lean forward state alike; no torch."""
+"""The base class of the families built on the lean forward; no torch."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class LeanSpec(FamilySpec):
-    """A family whose forward is the lean one; a subclass names itself and says what it supports."""
+    """A family whose forward is the lean one. A subclass sets its name and summary, and what it supports."""
 
     final_norm_optional = True
     options = {
         "operand_dtype": "GEMM operands: float16 or bfloat16; by default what suits the model and device",
-        "captured": "true (default) replays a CUDA graph, false launches op by op; no meaning on a CPU",
+        "captured": "true (default) replays a CUDA graph, false launches op by op; no effect on a CPU",
     }
     option_checks = {"operand_dtype": operands, "captured": true_or_false}
 
@@ -33,7 +33,7 @@ class LeanSpec(FamilySpec):
         return None
 
     def peak_bytes(self, shape: Shape, profile: Limits, *, captured: bool = True, **options: Any) -> int:
-        """Return the device bytes at the worst moment of one call."""
+        """Return the most device bytes in use during one call."""
         return lean_peak_bytes(shape, captured=captured and profile.kind == "cuda")
 
     def predict_s(self, shape: Shape, profile: Limits) -> float:

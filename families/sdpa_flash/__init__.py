@@ -6,7 +6,7 @@ from rooflane.families.lean.spec import LeanSpec
 
 
 class SdpaFlash(LeanSpec):
-    """Keep `[B, H, S, S]` out of memory: flash attention over packed QKV, the rest fused; SDPA on a CPU."""
+    """Use flash attention over packed QKV, so that no `[B, H, S, S]` is stored, and fused ops; SDPA on a CPU."""
 
     name = "sdpa_flash"
     summary = "flash attention over packed fp16 QKV, fused norms and GELU"

@@ -26,7 +26,7 @@ def launcher(request):
     return PythonLauncher if request.param == "Python" else request.getfixturevalue("compiled").Launcher
 
 
-def test_a_launch_hands_the_driver_its_bits(launcher, tensors, stand_in):
+def test_a_launch_gives_the_driver_its_bits(launcher, tensors, stand_in):
     driver = stand_in()
     launch = driver.launcher(launcher)
     x, mask, out = tensors
@@ -38,7 +38,7 @@ def test_a_launch_hands_the_driver_its_bits(launcher, tensors, stand_in):
     assert driver.calls[1] == (driver.FUNCTION, sizes, 0, [pointers[0], 0, pointers[2], *driver.FIXED])
 
 
-def test_a_launcher_keeps_what_its_kernel_knows_by_address(launcher, tensors, stand_in):
+def test_a_launcher_keeps_the_tensors_behind_its_addresses_alive(launcher, tensors, stand_in):
     weights = torch.zeros(4)
     watch = weakref.ref(weights)
     launch = stand_in().launcher(launcher, held=(weights,))
@@ -57,10 +57,10 @@ def test_a_thread_without_a_context_enters_one_and_launches_again(launcher, tens
     refused, entered = stand_in(201), []
     with pytest.raises(RuntimeError, match="status 201"):
         refused.launcher(launcher, enter=lambda: entered.append(len(refused.calls)))(STREAM, *tensors)
-    assert entered == [1] and len(refused.calls) == 2, "once, and the second refusal is told"
+    assert entered == [1] and len(refused.calls) == 2, "one more try, and the second refusal is reported"
 
 
-def test_what_entering_raises_is_told(launcher, tensors, stand_in):
+def test_an_error_of_entering_is_raised(launcher, tensors, stand_in):
     def enter():
         raise LookupError("no such device")
 
@@ -74,7 +74,7 @@ def test_a_launch_the_driver_refuses_raises(launcher, tensors, stand_in):
 
 
 @pytest.mark.parametrize("stream", ["stream", -1, 1.5, None])
-def test_what_is_no_stream_is_refused(stream, tensors, stand_in, compiled):
+def test_a_wrong_stream_is_refused(stream, tensors, stand_in, compiled):
     driver = stand_in()
     with pytest.raises(TypeError):
         driver.launcher(host_module().Launcher)(stream, *tensors)
@@ -82,7 +82,7 @@ def test_what_is_no_stream_is_refused(stream, tensors, stand_in, compiled):
 
 
 @pytest.mark.parametrize("given", [(), (0,), (0, "x", None, "out"), (0, 16, 32, 48)], ids=str)
-def test_what_is_no_launch_is_refused(given, stand_in, compiled):
+def test_wrong_launch_arguments_are_refused(given, stand_in, compiled):
     driver = stand_in()
     with pytest.raises(TypeError):
         driver.launcher(host_module().Launcher)(*given)
@@ -90,7 +90,7 @@ def test_what_is_no_launch_is_refused(given, stand_in, compiled):
 
 
 @pytest.mark.parametrize("fixed", [(1.5,), (-1,), ("a",), 7])
-def test_a_launcher_that_cannot_be_is_refused(fixed, stand_in, compiled):
+def test_wrong_fixed_parameters_are_refused(fixed, stand_in, compiled):
     with pytest.raises(TypeError):
         stand_in().launcher(host_module().Launcher, fixed=fixed)
 
@@ -105,7 +105,7 @@ def test_parameter_bits():
         parameter_bits(2**31)
 
 
-def test_versions_sum_as_pythons_do(compiled):
+def test_the_sum_of_versions_equals_pythons(compiled):
     model = nn.TransformerEncoderLayer(16, 2, 16)
     parameters = list(model.parameters())
     sums = []
@@ -115,11 +115,11 @@ def test_versions_sum_as_pythons_do(compiled):
             parameters[0].mul_(2.0)
         sums.append(host_module().sum_versions(parameters))
         assert sums[-1] == sum(parameter._version for parameter in parameters)
-    assert sums == sorted(set(sums)), "every change is seen"
+    assert sums == sorted(set(sums)), "every change shows"
     assert host_module().sum_versions([]) == 0
 
 
-def test_a_sum_over_something_else_is_refused(compiled):
+def test_a_sum_over_anything_but_tensors_is_refused(compiled):
     add = host_module().sum_versions
     with pytest.raises(TypeError, match="a list of tensors"):
         add([torch.zeros(1), 3])
