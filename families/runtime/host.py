@@ -75,11 +75,8 @@ class PythonLauncher:
 
 def find_ninja() -> str | None:
     """Return the path of ninja: this environment's, which need not be on the path, else the first on the path."""
-    folders = [sysconfig.get_path("scripts"), *os.get_exec_path()]
-    with suppress(ImportError):
-        from ninja import BIN_DIR
-
-        folders.insert(0, BIN_DIR)
+    user = sysconfig.get_path("scripts", sysconfig.get_preferred_scheme("user"))
+    folders = [sysconfig.get_path("scripts"), user, *os.get_exec_path()]
     return shutil.which("ninja", path=os.pathsep.join(filter(None, folders)))
 
 
