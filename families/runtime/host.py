@@ -132,9 +132,9 @@ def _load_or_build() -> ModuleType:
 def _cache_root() -> Path:
     """Return torch's folder of extensions, or the folder that the environment names for it or for Triton's cache."""
     if named := os.environ.get("TORCH_EXTENSIONS_DIR"):
-        return Path(named)
+        return Path(named).absolute()
     if named := os.environ.get("TRITON_CACHE_DIR"):
-        return Path(named) / "torch_extensions"
+        return Path(named).absolute() / "torch_extensions"
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "torch_extensions"
 
 

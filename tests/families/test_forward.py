@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rooflane.baseline import build_baseline, config_of, generate_random_case
-from rooflane.families import get_family
+from rooflane.families import get_family, load_families
 from rooflane.families.chunked.spec import chunk_plan
 from rooflane.families.runtime.call_checks import aligned, check_call
 from rooflane.shapes import Shape
@@ -17,12 +17,12 @@ from rooflane.shapes import Shape
 # half models rounds values near 4 by 2^-8 and 2^-5.
 TOLERANCE = {("cpu", "float32"): 2e-5, ("cuda", "float32"): 8e-3}
 HALF_TOLERANCE = {"float16": 2e-2, "bfloat16": 2e-1}
+# Every family of this package: a new one is tested without an entry here.
+GPU_ONLY = {"resident"}
 FAMILIES = [
-    "sdpa_flash",
-    "gemm_fp16",
-    "chunked",
-    pytest.param("graph_compile", marks=pytest.mark.slow),
-    pytest.param("resident", marks=pytest.mark.gpu),
+    pytest.param(name, marks=[pytest.mark.slow] * spec.compiles + [pytest.mark.gpu] * (name in GPU_ONLY))
+    for name, spec in load_families().items()
+    if type(spec).__module__.startswith("rooflane.")
 ]
 SHAPES = [
     Shape("ragged", 3, 37, 48, 3, 96, 2, True),

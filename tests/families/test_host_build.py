@@ -107,6 +107,7 @@ def test_the_first_build_is_announced_and_later_loads_are_not(builds, monkeypatc
     assert {path.name for path in builds.cache.iterdir()} == {"lock", f"{builds.cache.name}.so"}
 
 
+@pytest.mark.slow
 def test_a_second_process_waits_for_the_first_and_builds_nothing(builds, capsys):
     builds.held.touch()
     first = builds.start()
@@ -122,6 +123,7 @@ def test_a_second_process_waits_for_the_first_and_builds_nothing(builds, capsys)
     assert builds.targets == object_and_library(builds) and not capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_wait_ends_and_a_killed_build_holds_nobody_up(builds, monkeypatch):
     builds.held.touch()
     process = builds.start()
