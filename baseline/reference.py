@@ -137,8 +137,8 @@ def torch_dtype(name: str) -> torch.dtype:
 def build_baseline(shape: Shape, device: torch.device | str, seed: int) -> BaselineTransformer:
     """Build the reference stack in eval mode on `device`, in the shape's dtype.
 
-    The weights are drawn on the CPU in float32 from `seed`, so they are the same for every device and, up to the
-    cast, for every dtype. The caller's random state does not change.
+    The weights are drawn on the CPU in float32 from `seed`. They are the same for every device and, up to the cast, for
+    every dtype. The caller's random state does not change.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

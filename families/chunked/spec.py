@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from rooflane.families.spec import Forward
 
-# Scratch that a call may use in addition to weights, input and output. 2 GiB holds one sequence of 100,000 tokens at
-# d_model 1024 (0.8 GB of packed QKV and context) and 40,000 rows of its feed-forward at a time.
+# Scratch that a call may use in addition to weights, input and output. At d_model 1024, 2 GiB holds
+# one sequence of 100,000 tokens (0.8 GB of packed QKV and context) and 40,000 rows of its feed-forward.
 BUDGET_GIB = 2.0
 # Fewer rows do not fill the device with a GEMM, so a block keeps this many even over the budget.
 LEAST_ROWS = 1024
