@@ -28,7 +28,9 @@ def load_shapes(path: str | Path) -> list[Shape]:
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ShapeError(f"{path}: cannot be read as a shape file ({error}); it must be a UTF-8 CSV file") from None
-    reader = csv.DictReader(text.splitlines(), restkey="surplus", skipinitialspace=True)
+    lines_read = text.splitlines()
+    _check_separator(path, lines_read)
+    reader = csv.DictReader(lines_read, restkey="surplus", skipinitialspace=True)
     _check_header(path, reader.fieldnames)
     shapes: list[Shape] = []
     lines: dict[str, int] = {}
@@ -44,6 +46,14 @@ def load_shapes(path: str | Path) -> list[Shape]:
     if not shapes:
         raise ShapeError(f"{path}: holds a header and no shape; add one line per shape")
     return shapes
+
+
+def _check_separator(path: Path, lines: list[str]) -> None:
+    """Refuse a file whose columns are separated by something else than commas."""
+    header = lines[0] if lines else ""
+    for mark, name in ((";", "semicolons"), ("\t", "tabs")):
+        if mark in header and "," not in header:
+            raise ShapeError(f"{path}:1: columns are separated by {name}; a shape file separates them by commas")
 
 
 def _check_header(path: Path, header: list[str] | None) -> None:
@@ -65,6 +75,9 @@ def _parse_row(path: Path, line: int, row: dict[str, str]) -> Shape:
     def refuse(column: str, accepted: str) -> ShapeError:
         return ShapeError(f"{path}:{line}: column {column}: {row[column]!r} is not {accepted}")
 
+    cells = [*row.get("surplus", ()), *(raw for column, raw in row.items() if column != "surplus")]
+    if not any(cell and cell.strip() for cell in cells):
+        raise ShapeError(f"{path}:{line}: the row is empty; delete line {line}")
     if row.get("surplus"):
         raise ShapeError(f"{path}:{line}: has more values than the header has columns; remove {row['surplus']}")
     values: dict[str, object] = {}

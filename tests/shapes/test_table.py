@@ -59,6 +59,11 @@ def test_optional_columns_and_blank_cells(tmp_path):
         ([HEADER, ROW, "2,64,128,130,4,128,4,true"], [":3:", "d_model 130", "num_heads 4"]),
         ([HEADER, ROW.replace("true", "yes")], [":2:", "column causal", "true, false"]),
         ([HEADER, ROW + ",9"], [":2:", "more values"]),
+        # Spreadsheets write other separators, and rows of nothing, some wider than the header.
+        ([HEADER.replace(",", ";"), ROW.replace(",", ";")], [":1:", "separated by semicolons", "commas"]),
+        ([HEADER.replace(",", "\t"), ROW.replace(",", "\t")], [":1:", "separated by tabs", "commas"]),
+        ([HEADER, ROW, "," * 7], [":3:", "the row is empty; delete line 3"]),
+        ([HEADER, ROW, "," * 9], [":3:", "the row is empty; delete line 3"]),
         ([HEADER, ROW, ROW], [":3:", "column id", "line 2"]),
         ([HEADER + ",dtype", ROW + ",fp16"], [":2:", "column dtype", "float32, float16, bfloat16"]),
         ([HEADER + ",padding_ratio", ROW + ",1"], [":2:", "column padding_ratio", "[0, 1)"]),
