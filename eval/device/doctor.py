@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import platform
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
@@ -82,7 +83,7 @@ def _versions() -> list[Finding]:
         findings.append(Finding("triton", "missing", "not installed", remedy))
     else:
         findings.append(Finding("triton", "ok", triton))
-    for name in ("numpy", "scipy", "pydantic", "matplotlib"):
+    for name in ("numpy", "scipy", "pandas", "pydantic", "matplotlib"):
         found = _installed(name)
         remedy = "" if found else f"pip install {name}"
         findings.append(Finding(name, "ok" if found else "missing", found or "not installed", remedy))
@@ -158,15 +159,15 @@ def _torch_cuda(driver_gpus: int) -> list[Finding]:
 
 
 def _compilers() -> list[Finding]:
-    """Report the compilers: g++ serves torch.compile and our launches, NVRTC the kernels in CUDA C++."""
-    findings = []
-    findings.append(_cpp_compiler())
-    header = python_header()
-    if header.exists():
-        findings.append(Finding("python headers", "ok", str(header)))
+    """Report the compilers: C++ with ninja builds torch.compile's code and our calls, NVRTC the CUDA C++ kernels."""
+    compiler, headers, ninja = _cpp_compiler(), _python_headers(), _ninja()
+    findings = [compiler, headers, ninja]
+    lacking = [finding.topic for finding in findings if finding.status != "ok"]
+    if lacking:
+        remedy = f"get the {' and the '.join(lacking)} as said above; until then calls of a built forward go by Python"
+        findings.append(Finding("c++ host path", "note", f"cannot be built without the {', '.join(lacking)}", remedy))
     else:
-        remedy = "install them (Debian: apt-get install python3-dev); Triton and our calls in C++ need them"
-        findings.append(Finding("python headers", "missing", f"{header} is not there", remedy))
+        findings.append(Finding("c++ host path", "ok", "can be built: compiler, Python headers and ninja are here"))
     missing = missing_compiler()
     if missing:
         remedy = "on an H100 or H200: pip install 'rooflane[hopper]'; without it the slower Triton kernels run there"
@@ -176,13 +177,29 @@ def _compilers() -> list[Finding]:
     return findings
 
 
+def _python_headers() -> Finding:
+    header = python_header()
+    if header.exists():
+        return Finding("python headers", "ok", str(header))
+    remedy = "install them (Debian: apt-get install python3-dev); Triton and our calls in C++ need them"
+    return Finding("python headers", "missing", f"{header} is not there", remedy)
+
+
+def _ninja() -> Finding:
+    """Report ninja, on the path or beside this Python, as pip installs it."""
+    found = shutil.which("ninja") or shutil.which("ninja", path=str(Path(sys.executable).parent))
+    if found:
+        return Finding("ninja", "ok", _first_line(found, "--version"))
+    return Finding("ninja", "missing", "none on the path", "pip install ninja; the C++ part of a call is built with it")
+
+
 def _cpp_compiler() -> Finding:
     """Report the C++ compiler by giving it a line to compile."""
     topic = "c++ compiler"
     try:
         command = host_compiler()
     except RuntimeError as error:
-        return Finding(topic, "missing", str(error), "mend CXX or unset it")
+        return Finding(topic, "missing", str(error), "fix CXX or unset it")
     if not command:
         remedy = "install g++ (Debian: apt-get install g++); torch.compile and Triton need it"
         return Finding(topic, "missing", "none on the path", remedy)
@@ -197,7 +214,7 @@ def _cpp_compiler() -> Finding:
         if not done.returncode:
             return Finding(topic, "ok", _first_line(*command, "--version"))
         said = " ".join(done.stderr.split())[:200] or f"it ends with status {done.returncode}"
-    remedy = "install g++ 10 or newer (Debian: apt-get install g++); if CXX is set, mend or unset it"
+    remedy = "install g++ 10 or newer (Debian: apt-get install g++); if CXX is set, fix or unset it"
     return Finding(topic, "missing", f"{' '.join(command)} does not compile C++20: {said}", remedy)
 
 

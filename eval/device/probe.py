@@ -7,10 +7,9 @@ from datetime import date
 
 import torch
 
-from rooflane.dispatch import Profile, ProfileError, load_profile, match_profile
-from rooflane.dispatch.device import host_memory_bytes
+from rooflane.dispatch import Profile, ProfileError, keep_profile, kept_path, load_profile, match_profile
+from rooflane.dispatch.device import AUTO, CPU, host_memory_bytes
 from rooflane.dispatch.profile import SI, Figure
-from rooflane.eval.device import probe_dispatch
 from rooflane.eval.device import probe_readings as read
 
 # Sizes and counts are exact; rounding a memory up would promise bytes that are not there.
@@ -36,7 +35,7 @@ def measure_profile(device: torch.device | str = "cpu", name: str | None = None)
         return Figure(value=value, unit=unit, mark="assumed", source=why)
 
     cache = read.cache_bytes(device)
-    dispatch_s, doubt = probe_dispatch.eager_dispatch_s(device)
+    dispatch_s, doubt = read.eager_dispatch_s(device)
     dispatch = measured(dispatch_s, "us")
     if doubt:
         source = f"{dispatch.source}, on a busy host: {doubt}; probe again when it is idle"
@@ -65,6 +64,12 @@ def measure_profile(device: torch.device | str = "cpu", name: str | None = None)
         price=price,
         **figures,
     )
+
+
+def measure_once(profile: str, kind: str) -> None:
+    """Measure this host and keep its profile where `profile` is `auto`, the device a CPU, and none is kept yet."""
+    if profile.lower() == AUTO and kind == CPU and not kept_path().is_file():
+        keep_profile(measure_profile(CPU))
 
 
 def _known_profile(device: torch.device, title: str) -> Profile | None:
