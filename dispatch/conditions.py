@@ -88,7 +88,7 @@ class Condition:
 
     @property
     def stated(self) -> tuple[Any, ...]:
-        """The values that the condition names: its answer changes at these alone."""
+        """The values that the condition names. Its result changes only at these."""
         return self.values or tuple(bound for _, bound in self.comparisons)
 
 
@@ -101,9 +101,9 @@ def facts(shape: Shape, profile: Profile, classification: Classification) -> dic
 
 
 def corner_values(name: str, conditions: Iterable[Condition]) -> tuple[Any, ...]:
-    """Return values of a field, one at least for every way in which the conditions can answer.
+    """Return values of a field that show every combination of results the conditions can give.
 
-    These are the stated values, their neighbours and the ends of the field: between two of them no answer changes.
+    These are the stated values, their neighbours and the ends of the field. Between two of them no result changes.
     """
     field = FIELDS[name]
     stated = {value for condition in conditions for value in condition.stated}

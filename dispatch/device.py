@@ -1,7 +1,7 @@
 """The device at hand and its profile, found without torch.
 
-The word `auto` stands for one profile everywhere: the one that was measured on this device and kept, else the shipped
-one. Kept profiles lie in the state folder, one file a device.
+`auto` means one profile in every command: the one measured on this device and kept, else the shipped one. Kept
+profiles are in the state folder, one file per device.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def state_dir() -> Path:
 def load_profile(name_or_path: str | Path = AUTO, kind: str | None = None) -> Profile:
     """Return a shipped profile by name in any case, a profile file by path, or for "auto" that of the device at hand.
 
-    `kind` ("cpu" or "cuda") picks the device that "auto" stands for; by default a usable GPU, else the CPU. Raises
+    `kind` ("cpu" or "cuda") picks the device that "auto" means; by default a usable GPU, else the CPU. Raises
     `ProfileError` for an unknown name, a malformed file, or a GPU that no profile describes.
     """
     text = str(name_or_path)
@@ -98,7 +98,7 @@ def kept_path(gpu: str | None = None) -> Path:
 
 
 def keep_profile(profile: Profile, gpu: str | None = None) -> Path:
-    """Keep a measured profile as what `auto` stands for on its device; return the file."""
+    """Keep a measured profile as the meaning of `auto` on its device; return the file."""
     path = kept_path(gpu)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Two runs may measure at once: each file appears whole.
@@ -109,7 +109,7 @@ def keep_profile(profile: Profile, gpu: str | None = None) -> Path:
 
 
 def kept_note(kind: str | None = None) -> str | None:
-    """Return one line that names the kept profile and its age where `auto` stands for one, else None."""
+    """Return one line that names the kept profile and its age if `auto` means one, else None."""
     path = kept_path(device_at_hand(kind))
     if not path.is_file():
         return None

@@ -237,7 +237,7 @@ class Dispatched(nn.Module):
         return f"{(*key[:2], self._sizes.d_model)}{how}"
 
     def _move(self, x: Tensor) -> None:
-        """Look at the weights again for an x of another dtype or device; drop what was built for the old ones."""
+        """Check the weights again for an x of another dtype or device; drop what was built for the old ones."""
         weight = next(self._model.parameters())
         if weight.device != x.device:
             raise Unserved("device", f"x is on {x.device}, the weights are on {weight.device}")
@@ -286,7 +286,7 @@ class Dispatched(nn.Module):
         return super().train(mode)
 
     def __getattr__(self, name: str) -> Any:
-        """Look up what this module lacks in the one it stands for."""
+        """Look up what this module lacks in the module it replaces."""
         try:
             return super().__getattr__(name)
         except AttributeError:

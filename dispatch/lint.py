@@ -27,7 +27,7 @@ def lint(table: RuleTable, warnings: bool = True) -> list[LintFinding]:
     """Return the faults of a table in the order of its rows, one finding each; without `warnings`, the errors alone.
 
     Errors: malformed, duplicate-name, unknown-family, unknown-option, bad-option, missing-catch-all. Warnings:
-    impossible (the conditions contradict each other), unreachable (behind a row that matches everything), shadowed
+    impossible (the conditions contradict each other), unreachable (after a row that matches everything), shadowed
     (earlier rows match wherever this one does, so it acts only where their families refuse), overlap (two rows share
     cases by accident), hides-ours (the user's rows match everything). Each file's rows are compared with rows of the
     same file: the user's rows are meant to act before the shipped ones.
@@ -125,7 +125,7 @@ def _family_errors(
 
 
 def _row_warnings(rule: Rule, earlier: Sequence[tuple[Rule, int]]) -> Iterator[tuple[str, Severity, str]]:
-    """Yield the warnings of a row behind others, given with their lines, as (kind, severity, end of the sentence)."""
+    """Yield the warnings of a row after others, given with their lines, as (kind, severity, end of the sentence)."""
     if rule.impossible:
         yield "impossible", "warning", f"can never match: its conditions on {rule.impossible} contradict each other"
     elif hidden := _hidden(rule, [other for other, _ in earlier]):
@@ -149,7 +149,7 @@ def _hidden(rule: Rule, earlier: Sequence[Rule]) -> tuple[str, Severity, str] | 
         same = (cover.family, cover.options) == (rule.family, rule.options)
         effect = "it can be removed" if same else f"it acts only where {cover.family} refuses the shape"
         if cover.catches_all:
-            return "unreachable", "warning", f"stands behind {cover.name!r}, which matches everything: {effect}"
+            return "unreachable", "warning", f"comes after {cover.name!r}, which matches everything: {effect}"
         return "shadowed", "warning", f"matches only where {cover.name!r} already does: {effect}"
     # The last row for everything is required even where earlier rows leave no shape: refused shapes end there.
     if rule.catches_all or acts(rule, earlier):
@@ -174,7 +174,7 @@ def acts(rule: Rule, earlier: Sequence[Rule]) -> bool:
 
 
 def _cells(name: str, conditions: Sequence[Condition]) -> tuple[Any, ...]:
-    """Return one value of a field for each combination of answers that the conditions give."""
+    """Return one value of a field for each combination of results that the conditions give."""
     found: dict[tuple[bool, ...], Any] = {}
     for value in corner_values(name, conditions):
         found.setdefault(tuple(condition.holds(value) for condition in conditions), value)
@@ -272,7 +272,7 @@ def _hidden_shipped(table: RuleTable) -> Iterator[LintFinding]:
         if not acts(everything, table.rules[first : index + 1]):
             message = (
                 f"rule {table.rules[index].name!r} leaves no shape to the {len(table.rules) - last} shipped rules "
-                "behind it: they act only where its family refuses; say `replace = true` on top if that is meant"
+                "after it: they act only where its family refuses; write `replace = true` at the top if that is meant"
             )
             yield LintFinding("hides-ours", "warning", table.rules[index].name, table.where(index), message)
             return

@@ -25,7 +25,7 @@ Mark = Literal["measured", "datasheet", "assumed"]
 
 
 class ProfileError(ValueError):
-    """A profile that is unknown or malformed; the text says what, where and how to mend it."""
+    """A profile that is unknown or malformed; the text says what is wrong, where, and how to fix it."""
 
 
 class Figure(BaseModel):
@@ -45,7 +45,7 @@ class Figure(BaseModel):
 
 
 def _in(unit: str, positive: bool = True) -> type[Figure]:
-    """Return the type of a figure that must be stated in one unit, so that a slip cannot scale a verdict."""
+    """Return the type of a figure that must be stated in one unit, so that a wrong unit cannot scale a verdict."""
 
     def check(figure: Figure) -> Figure:
         if figure.unit != unit:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class OptimizeError(ValueError):
-    """A module, shape or call that cannot be dispatched; the text says what differs and how to mend it."""
+    """A module, shape or call that cannot be dispatched; the text says what differs and how to fix it."""
 
 
 class Unserved(Exception):

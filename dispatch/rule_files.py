@@ -22,17 +22,17 @@ SECTION = "tool.rooflane"
 def load_rules(path: str | Path | None = None, strict: bool = True) -> RuleTable:
     """Return the rule table in force: the user's rows, if there are any, over the shipped ones.
 
-    `path` names the user's table, `"shipped"` asks for ours alone; None looks at ROOFLANE_RULES, then at the nearest
-    pyproject.toml with a `[tool.rooflane]` table. A file with `replace = true` stands alone. Raises `RuleError` with
-    file and line for malformed TOML and, unless `strict` is off, for every error `lint` finds.
+    `path` names the user's table, `"shipped"` asks for the shipped rules alone; None reads ROOFLANE_RULES, then the
+    nearest pyproject.toml with a `[tool.rooflane]` table. A file with `replace = true` is used alone. Raises
+    `RuleError` with file and line for malformed TOML and, unless `strict` is off, for every error `lint` finds.
     """
     found, source = find_user_table(path)
     path = SHIPPED_RULES if found is None else found
     if not path.is_file() and source != "given":
-        raise RuleError(f"{path}: no such file, and {source} names it as the rule table; mend or remove that")
+        raise RuleError(f"{path}: no such file, and {source} names it as the rule table; correct or remove that")
     table, alone = _parse(read_text(path, RuleError), path, source)
     if not alone and not path.samefile(SHIPPED_RULES):
-        table = _over_ours(table)
+        table = _over_shipped(table)
     return checked(table) if strict else table
 
 
@@ -41,7 +41,7 @@ def find_user_table(given: str | Path | None) -> tuple[Path | None, str]:
 
     The first that names one wins: `given`, the variable ROOFLANE_RULES, the nearest pyproject.toml at or above the
     working directory that has a `[tool.rooflane]` table (its `rules` is a path relative to that file). The word
-    `shipped` in any of the three asks for our rules alone. Raises `RuleError` for a section that cannot be read.
+    `shipped` in any of the three asks for the shipped rules alone. Raises `RuleError` for an unreadable section.
     """
     if given is not None:
         return _named(str(given), Path(), "given")
@@ -63,7 +63,7 @@ def _named(text: str, folder: Path, source: str) -> tuple[Path | None, str]:
 def _project_rules(project: Path) -> str | None:
     """Return what the section's `rules` says; None for a project file without the section."""
     text = read_text(project, RuleError)
-    # Most project files are none of ours: only one that names the section has to be valid TOML for us.
+    # Most project files do not name rooflane. Only one that does has to be valid TOML here.
     if SECTION not in text:
         return None
     section = parse_toml(text, project, RuleError).get("tool", {}).get("rooflane")
@@ -78,9 +78,12 @@ def _project_rules(project: Path) -> str | None:
 
 
 def parse_rules(text: str, name: str, source: str = "given") -> RuleTable:
-    """Return the table a text holds, over ours unless it says `replace = true`, unchecked; `name` is its path."""
+    """Return the table in a text, unchecked, with the shipped rows after it unless it says `replace = true`.
+
+    `name` is its path, for messages.
+    """
     table, alone = _parse(text, Path(name), source)
-    return table if alone else _over_ours(table)
+    return table if alone else _over_shipped(table)
 
 
 def checked(table: RuleTable) -> RuleTable:
@@ -91,17 +94,17 @@ def checked(table: RuleTable) -> RuleTable:
     return table
 
 
-def _over_ours(table: RuleTable) -> RuleTable:
-    """Return the table with our rows behind its own, less those it gives a row of the same name."""
-    ours, _ = _parse(read_text(SHIPPED_RULES, RuleError), SHIPPED_RULES, SHIPPED)
+def _over_shipped(table: RuleTable) -> RuleTable:
+    """Return the table with the shipped rows after its own, except those whose name a row of the user's has."""
+    shipped, _ = _parse(read_text(SHIPPED_RULES, RuleError), SHIPPED_RULES, SHIPPED)
     taken = {rule.name for rule in table.rules}
-    kept = [index for index, rule in enumerate(ours.rules) if rule.name not in taken]
+    kept = [index for index, rule in enumerate(shipped.rules) if rule.name not in taken]
     return replace(
         table,
-        rules=table.rules + tuple(ours.rules[index] for index in kept),
-        lines=table.lines + tuple(ours.lines[index] for index in kept),
-        files=table.files + tuple(ours.files[index] for index in kept),
-        left_out=tuple(rule.name for rule in ours.rules if rule.name in taken),
+        rules=table.rules + tuple(shipped.rules[index] for index in kept),
+        lines=table.lines + tuple(shipped.lines[index] for index in kept),
+        files=table.files + tuple(shipped.files[index] for index in kept),
+        left_out=tuple(rule.name for rule in shipped.rules if rule.name in taken),
     )
 
 
@@ -115,7 +118,9 @@ def _parse(text: str, path: Path, source: str) -> tuple[RuleTable, bool]:
             "`replace = true`"
         )
     if not isinstance(alone, bool):
-        raise RuleError(f"{path}:1: replace is {alone!r}; it is true (our rows are left out) or false (they follow)")
+        raise RuleError(
+            f"{path}:1: replace is {alone!r}; it is true (the shipped rules are left out) or false (they follow)"
+        )
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise RuleError(f"{path}:1: `rule` is not a list of tables; head each row with [[rule]]")
     lines = header_lines(text, "[[rule]]")

@@ -25,7 +25,7 @@ Severity = Literal["error", "warning"]
 
 
 class RuleError(ValueError):
-    """A rule table that cannot be used; the text names file and line and says how to mend it."""
+    """A rule table that cannot be used; the text names file and line and says how to fix it."""
 
 
 class Rule(BaseModel):
@@ -61,14 +61,14 @@ class Rule(BaseModel):
     @property
     def impossible(self) -> str | None:
         """The field whose comparisons contradict each other, or None."""
-        return next((name for name, answers in self._answers() if not any(answers)), None)
+        return next((name for name, results in self._results() if not any(results)), None)
 
     @property
     def catches_all(self) -> bool:
         """Whether the rule matches every shape."""
-        return all(all(answers) for _, answers in self._answers())
+        return all(all(results) for _, results in self._results())
 
-    def _answers(self) -> Iterator[tuple[str, list[bool]]]:
+    def _results(self) -> Iterator[tuple[str, list[bool]]]:
         for name, condition in self.conditions.items():
             yield name, [condition.holds(value) for value in corner_values(name, [condition])]
 
@@ -95,8 +95,8 @@ class LintFinding:
 class RuleTable:
     """The rules in the order they are tried, with the file and the line each stands on.
 
-    `path` is the file whose rows come first; `source` says how it was found; `left_out` names our rows whose place a
-    row of the user's takes by having the same name; `faults` holds what kept a row from being read.
+    `path` is the file whose rows come first; `source` says how it was found; `left_out` names the shipped rows that are
+    replaced by a user's row of the same name; `faults` holds what kept a row from being read.
     """
 
     rules: tuple[Rule, ...]
@@ -112,7 +112,7 @@ class RuleTable:
         return f"{self.files[index]}:{self.lines[index]}"
 
     def layers(self) -> list[tuple[int, int]]:
-        """Return the user's rows and ours as index ranges; one range where there is one file."""
+        """Return the user's rows and the shipped ones as index ranges; one range where there is one file."""
         own = sum(file == self.path for file in self.files)
         ends = [(0, own), (own, len(self.rules))]
         return [(first, last) for first, last in ends if first < last]
@@ -125,7 +125,7 @@ class RuleTable:
         return f"{self.path.name} {'in place of' if alone else 'over'} the shipped rules"
 
     def place(self, index: int) -> str:
-        """Return where a row comes from, for a reader: file and line, `shipped` for the file of ours."""
+        """Return where a row comes from, for a reader: file and line, `shipped` for the shipped file."""
         return f"shipped:{self.lines[index]}" if self.files[index] == SHIPPED_RULES else self.where(index)
 
     def text(self) -> str:

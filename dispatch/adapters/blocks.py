@@ -140,7 +140,7 @@ def _try_mapping(module: DispatchedBlocks) -> bool:
     if not difference <= TRIAL_TOLERANCE:
         raise OptimizeError(
             f"the mapping does not describe {name}: on a small input the mapped weights' output differs by "
-            f"{difference:.2g} of what the module adds to x; look at the parts of packed weights, `transposed`, "
+            f"{difference:.2g} of what the module adds to x; check the parts of packed weights, `transposed`, "
             "`causal` and the activation"
         )
     return returns_tuple

@@ -62,7 +62,7 @@ class BlockMapping:
 
     `norm1` and `norm2` are paths of LayerNorm modules, `num_heads` the path of a number, `activation` that of the
     exact (erf) GELU where the block keeps one. `layers` is the path of the blocks inside the module, "" when the
-    module is itself one block; `final_norm` that of the LayerNorm behind them, "" when there is none. `causal` says
+    module is itself one block; `final_norm` that of the LayerNorm after them, "" when there is none. `causal` says
     whether a call without a mask is causal, or asks the module. `read(module, causal, *args, **kwargs)` turns a call
     into a `Call` or raises `Unserved`; `refuse(block)` returns why a block does not fit, or None.
 

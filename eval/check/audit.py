@@ -1,7 +1,7 @@
-"""The gate-power audit: which faults would the checks notice, and which stress inputs close the gap.
+"""The gate-power audit: which faults would the checks notice, and which stress inputs catch the rest.
 
 Each ablation of the reference goes through the checks that a candidate meets: the plain trials, the mask checks and
-the stress inputs, each judged by its own verdict. The use says how far it is from passing: above 1 it is caught.
+the stress inputs, each judged by its own verdict. The use is its error over the limit: above 1 it is caught.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.record.environment import available_memory_bytes
 from rooflane.shapes import Shape
 
-# Sequences do not see each other: two are enough to hold a ragged row and a full one.
+# Sequences of a batch are independent: two are enough to hold a ragged row and a full one.
 AUDIT_ROWS = 2
 # Score copies alive in one float64 forward of an ablation, in elements of 8 bytes.
 SCORE_COPIES = 6
@@ -50,7 +50,7 @@ DEFAULT_SHAPES = (
 )
 
 
-# A catch is sure at this use: one nearer to the limit may be lost with other weights, inputs or sizes.
+# At this use a catch is safe. One nearer to the limit may be lost with other weights, inputs or sizes.
 SURE_USE = 10.0
 
 _CONFIG = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
@@ -164,8 +164,8 @@ def audit_gate(
 ) -> Audit:
     """Run every ablation through every check on the CPU and return what each would catch.
 
-    `scales` adds input scales to look at; `tf32` rounds the operands of the baseline's products to 10 bits of
-    mantissa, which is what the baseline does on a GPU and what makes it wander on stress inputs. Batches are cut to
+    `scales` adds input scales; `tf32` rounds the operands of the baseline's products to 10 bits of
+    mantissa, which is what the baseline does on a GPU and what increases its error on stress inputs. Batches are cut to
     two rows. `on_stage(done, total, text)` is called before each case. Raises `EvaluationError` for a shape whose
     scores do not fit, or for a count or scale without meaning.
     """

@@ -1,4 +1,4 @@
-"""`rooflane audit-gate`: what the checks cannot see, and the stress inputs that close the gap."""
+"""`rooflane audit-gate`: which faults the checks miss, and the stress inputs that catch them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def audit_gate_command(
     ] = None,
     shape: Annotated[list[str] | None, typer.Option(metavar="ID", help="Only this shape; repeatable.")] = None,
     scale: Annotated[
-        list[float] | None, typer.Option(help="Also look at this input scale, such as 300; repeatable.")
+        list[float] | None, typer.Option(help="Also try this input scale, such as 300; repeatable.")
     ] = None,
     window: Annotated[int, typer.Option(help="Keys a windowed attention reads.")] = 256,
     seeds: Annotated[int, typer.Option(help="Draws of weights and inputs; the least use of them counts.")] = 1,

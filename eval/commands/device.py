@@ -1,4 +1,4 @@
-"""Questions about the device at hand: probe, profile, doctor."""
+"""Commands on the device at hand: probe, profile, doctor."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def probe_command(
     device: Device = "auto",
     name: Annotated[str | None, typer.Option(help="Name of the profile; the device's own by default.")] = None,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Keep the profile: `auto` stands for it on this device from now on.")
+        bool, typer.Option("--keep", help="Keep the profile: it is the meaning of `auto` on this device from now on.")
     ] = False,
     save: Annotated[Path | None, typer.Option(metavar="FILE.toml", help="Write the profile, for --profile.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Let --save replace a file.")] = False,
@@ -60,7 +60,7 @@ def probe_command(
         screen.print(f"profile written to {save}; use it with --profile {save}")
     if keep:
         path = keep_profile(profile, device_at_hand(kind))
-        screen.print(f"profile kept in {path}: `auto` stands for it on this device from now on")
+        screen.print(f"profile kept in {path}: `auto` means it on this device from now on")
     if as_json:
         print_json(profile.model_dump(mode="json"))
     else:
@@ -68,7 +68,7 @@ def probe_command(
 
 
 def _print_profile(profile: Profile) -> None:
-    """Print the figures, then each source once with the figures it stands for."""
+    """Print the figures, then each source once with the figures it belongs to."""
     figures = profile.figures()
     rows = [(field, f"{figure.value:.5g} {figure.unit}", figure.mark) for field, figure in figures.items()]
     print_table(f"{profile.name}: {profile.title}", ("limit", "value", "mark"), rows, left=("mark",))
@@ -96,7 +96,7 @@ def profile_command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Look inside one forward: time, FLOPs, bytes and place under the roofline, operation by operation."""
+    """Profile one forward: time, FLOPs, bytes and place under the roofline, operation by operation."""
     if plot and plot.suffix not in PLOT_SUFFIXES:
         raise EvaluationError(f"{plot}: a plot is written as {' or '.join(PLOT_SUFFIXES)}; give such a name")
     if shape and len(shape) > 1:

@@ -27,7 +27,8 @@ ShapeFile = Annotated[str, typer.Argument(metavar="FILE", help="Shape file; a sh
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 ProfileName = Annotated[str, typer.Option("--profile", help="Device profile: a name, a TOML file, or auto.")]
 RulesFile = Annotated[
-    str | None, typer.Option("--rules", metavar="FILE", help="Your rules, tried before ours; shipped: ours alone.")
+    str | None,
+    typer.Option("--rules", metavar="FILE", help="Your rules, tried before the shipped ones; `shipped`: those alone."),
 ]
 
 
@@ -93,13 +94,13 @@ def _width(cell: str | Text) -> int:
 
 
 def find_profile(name: str, kind: str | None = None) -> Profile:
-    """Return the profile of that name, and report on standard error when `auto` stands for a kept one."""
+    """Return the profile of that name, and report on standard error when `auto` means a kept one."""
     report_kept_profile(name, kind)
     return load_profile(name, kind)
 
 
 def report_kept_profile(name: str, kind: str | None = None) -> None:
-    """Print the kept profile and its age on standard error where the profile is `auto` and stands for one."""
+    """Print the kept profile and its age on standard error if the profile is `auto` and means one."""
     if name.lower() == AUTO and (note := kept_note(kind)):
         print(note, file=sys.stderr)
 

@@ -86,7 +86,7 @@ def _condition(raw: object) -> str:
 
 
 def _remarks(table: RuleTable, errors: list[str]) -> list[str]:
-    """Return what a reader of the rows alone would miss."""
+    """Return what the rows alone do not show."""
     remarks = [f"error: {error}" for error in errors]
     if table.left_out:
         remarks.append(f"shipped rules out of use, a row of their name stands above: {', '.join(table.left_out)}")
@@ -194,7 +194,7 @@ def new_command(
         str | None, typer.Option(metavar="ROW", help="Put it before this row.  [last, but before a row for everything]")
     ] = None,
 ) -> None:
-    """Write a row into a table of your own; on a terminal it asks for what the options leave open.
+    """Write a row into a table of your own; on a terminal it asks for what the options leave out.
 
     The row is checked first: an unknown field, family or option leaves the file as it was.
     """
@@ -236,7 +236,7 @@ def _own_table() -> Path:
 
 
 def _ask(question: str, read: Callable[[str], Any]) -> Any:
-    """Ask until the answer can be read, saying each time why it could not."""
+    """Ask until the input can be read; print each time why it could not."""
     while True:
         try:
             return read(typer.prompt(question))
@@ -278,9 +278,10 @@ def regret_command(
     rules: RulesFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say how much longer the table's choices take than the best family measured, with an interval.
+    """Show how much longer the table's choices take than the best family measured, with an interval.
 
-    The best family of a shape is chosen for each process on the other processes, so that noise is not taken for skill.
+    The best family of a shape is chosen for each process on the other processes, so that noise does not count as a
+    better choice.
     """
     from rooflane.eval.record.run import open_run
     from rooflane.eval.stats.regret import regret
@@ -306,7 +307,7 @@ def regret_command(
     if found.single_over_table:
         print(f"best one family for all, over the table: {_ratio(found.single_over_table)}")
     else:
-        print("no family was right and timed on all of these shapes, so none stands for all of them")
+        print("no family was right and timed on all of these shapes, so none can be compared over all of them")
 
 
 def _ratio(value: Interval) -> str:

@@ -1,4 +1,4 @@
-"""Look at the machine and the installation: what is here, what is missing, and how to get it. Works without torch."""
+"""Check the machine and the installation: what is present, what is missing, how to get it. Works without torch."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _devices() -> list[Finding]:
         return [Finding("gpu", "note", "NVML bindings are missing", "pip install nvidia-ml-py"), *_torch_cuda(0)]
     except pynvml.NVMLError as error:
         remedy = "none needed to run on the CPU; on a GPU machine install the NVIDIA driver"
-        return [Finding("gpu", "note", f"no NVIDIA driver answers ({error})", remedy), *_torch_cuda(0)]
+        return [Finding("gpu", "note", f"no NVIDIA driver responds ({error})", remedy), *_torch_cuda(0)]
     try:
         findings = [Finding("driver", "ok", str(pynvml.nvmlSystemGetDriverVersion()))]
         count = pynvml.nvmlDeviceGetCount()
@@ -159,12 +159,12 @@ def _torch_cuda(driver_gpus: int) -> list[Finding]:
 
 
 def _compilers() -> list[Finding]:
-    """Report the compilers: C++ with ninja builds torch.compile's code and our calls, NVRTC the CUDA C++ kernels."""
+    """Report the compilers: C++ with ninja for torch.compile and the call path, NVRTC for the CUDA C++ kernels."""
     compiler, headers, ninja = _cpp_compiler(), _python_headers(), _ninja()
     findings = [compiler, headers, ninja]
     lacking = [finding.topic for finding in findings if finding.status != "ok"]
     if lacking:
-        remedy = f"get the {' and the '.join(lacking)} as said above; until then calls of a built forward go by Python"
+        remedy = f"get the {' and the '.join(lacking)} as shown above; until then calls go through Python"
         findings.append(Finding("c++ host path", "note", f"cannot be built without the {', '.join(lacking)}", remedy))
     else:
         findings.append(Finding("c++ host path", "ok", "can be built: compiler, Python headers and ninja are here"))
@@ -181,7 +181,7 @@ def _python_headers() -> Finding:
     header = python_header()
     if header.exists():
         return Finding("python headers", "ok", str(header))
-    remedy = "install them (Debian: apt-get install python3-dev); Triton and our calls in C++ need them"
+    remedy = "install them (Debian: apt-get install python3-dev); Triton and the C++ call path need them"
     return Finding("python headers", "missing", f"{header} is not there", remedy)
 
 
@@ -190,7 +190,7 @@ def _ninja() -> Finding:
     found = shutil.which("ninja") or shutil.which("ninja", path=str(Path(sys.executable).parent))
     if found:
         return Finding("ninja", "ok", _first_line(found, "--version"))
-    return Finding("ninja", "missing", "none on the path", "pip install ninja; the C++ part of a call is built with it")
+    return Finding("ninja", "missing", "none on the path", "pip install ninja; the C++ call path is built with it")
 
 
 def _cpp_compiler() -> Finding:
@@ -209,13 +209,13 @@ def _cpp_compiler() -> Finding:
             check, input="int main() {}\n", capture_output=True, text=True, errors="replace", timeout=30
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        said = str(error)
+        reason = str(error)
     else:
         if not done.returncode:
             return Finding(topic, "ok", _first_line(*command, "--version"))
-        said = " ".join(done.stderr.split())[:200] or f"it ends with status {done.returncode}"
+        reason = " ".join(done.stderr.split())[:200] or f"it ends with status {done.returncode}"
     remedy = "install g++ 10 or newer (Debian: apt-get install g++); if CXX is set, fix or unset it"
-    return Finding(topic, "missing", f"{' '.join(command)} does not compile C++20: {said}", remedy)
+    return Finding(topic, "missing", f"{' '.join(command)} does not compile C++20: {reason}", remedy)
 
 
 def _first_line(command: str, *arguments: str) -> str:
@@ -223,7 +223,7 @@ def _first_line(command: str, *arguments: str) -> str:
     try:
         done = subprocess.run([command, *arguments], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{command} does not answer ({error})"
+        return f"{command} does not respond ({error})"
     lines = done.stdout.strip().splitlines() or ["prints no version"]
     return f"{lines[0]} at {command}"
 

@@ -20,7 +20,7 @@ def measure_profile(device: torch.device | str = "cpu", name: str | None = None)
     """Return the measured profile of a device; about three seconds on a CPU, ten on a GPU.
 
     Every figure that can be read here is marked measured, with the date and the device as its source. The price,
-    what the device does not tell, and an eager dispatch cost that a busy host may have lengthened are marked assumed.
+    what the device does not report, and an eager dispatch cost measured on a busy host are marked assumed.
     """
     device = torch.device(device)
     title = read.device_name(device)
@@ -95,12 +95,12 @@ def _cuda_figures(device: torch.device, measured) -> dict[str, Figure]:
 
 
 def _cpu_figures(measured, assumed) -> dict[str, Figure]:
-    """Return the figures of a host that a GPU would state otherwise; what a CPU lacks is 0."""
+    """Return the figures that differ between a CPU and a GPU; what a CPU lacks is 0."""
     absent = {"kernel_launch": "us", "graph_replay": "us", "shared_memory": "KiB"}
     figures = {name: assumed(0, unit, "a CPU has none") for name, unit in absent.items()}
-    # A CPU has no graph; the least any operation costs stands where a GPU states the cost of a node.
+    # A CPU has no graph; the least any operation costs is given where a GPU states the cost of a node.
     figures["graph_node"] = measured(read.smallest_op_s(torch.device("cpu")), "us")
     memory = host_memory_bytes()
     if memory is None:
-        raise ProfileError("this system does not tell its memory; write the profile by hand from devices/cpu.toml")
+        raise ProfileError("this system does not report its memory; write the profile by hand from devices/cpu.toml")
     return figures | {"memory": measured(memory, "GB", EXACT), "sm_count": measured(torch.get_num_threads(), "count")}

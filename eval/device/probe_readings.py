@@ -60,12 +60,12 @@ def seconds_per_call(call: Callable[[], object], device: torch.device) -> float:
 
 
 def eager_dispatch_s(device: torch.device) -> tuple[float, str]:
-    """Return the host seconds of one eager operation, and why they are in doubt, "" where they are not.
+    """Return the host seconds of one eager operation, and why they are in doubt, "" if they are not.
 
     Averaged over the mix of operations a baseline forward submits: a forward too small to keep any device busy, over
     its ledger's operation count. On CUDA the host's own time counts, with nothing awaited; on a CPU the little
-    arithmetic is in it. Several windows are taken, the median of each, and the quickest window stands: a neighbour on
-    the host only ever lengthens one. More follow, for a few seconds, until the quickest is confirmed.
+    arithmetic is in it. Several windows are taken, the median of each, and the quickest window counts: other work on
+    the host only lengthens one. More follow, for a few seconds, until the quickest is confirmed.
     """
     await_device = make_clock(device).synchronize
     model = build_baseline(DISPATCH_SHAPE, device, seed=0)
@@ -212,7 +212,7 @@ def _back_to_back_s(call: Callable[[], object], device: torch.device, calls: int
 def kernel_launch_s(device: torch.device) -> float:
     """Return the seconds from one tiny kernel to the next in a stream, the host's own pace kept out.
 
-    The kernels queue up behind a long one, so that the device never waits for the host.
+    The kernels queue up behind a long one, so the device never waits for the host.
     """
     value = torch.zeros(1, device=device)
 
@@ -232,7 +232,7 @@ def kernel_launch_s(device: torch.device) -> float:
 
 
 def cache_bytes(device: torch.device) -> int | None:
-    """Return the last-level cache (L2 on CUDA), or None when the system does not tell."""
+    """Return the last-level cache (L2 on CUDA), or None when the system does not report it."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).L2_cache_size
     sizes = [_size(path.read_text()) for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
