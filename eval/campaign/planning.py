@@ -25,9 +25,8 @@ PROBES = (NOOP, ANCHOR)
 
 def profile_for(settings: Settings, device: str) -> Profile:
     """Return the profile a run predicts with, its memory lowered to a cap."""
-    name = "cpu" if settings.profile == "auto" and device == "cpu" else settings.profile
     try:
-        profile = load_profile(name)
+        profile = load_profile(settings.profile, device)
     except ProfileError as error:
         raise EvaluationError(str(error)) from None
     if profile.kind != device:

@@ -8,20 +8,18 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from rooflane.eval.commands.output import AsJson, RulesFile, console, find_shapes
+from rooflane.eval.commands.output import AsJson, RulesFile, console, find_shapes, report_kept_profile
 from rooflane.eval.exit_codes import EvaluationError
 
 if TYPE_CHECKING:
     from rooflane.eval import Event, Run
 
 REPORT_FILE = "report.md"
-PROFILE_FILE = "profile.toml"
 # The options of settings that have another name.
 SETTING_OPTIONS = {
     "memory_cap_bytes": "memory_cap",
@@ -53,7 +51,7 @@ def eval_command(
     file: Annotated[str | None, typer.Argument(metavar="FILE", help="Shape file; a shipped one by its name.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     profile: Annotated[
-        str, typer.Option(help="Device profile: a name, a TOML file, or auto; on a CPU auto measures this host first.")
+        str, typer.Option(help="Device profile: a name, a TOML file, or auto; on a CPU auto measures this host once.")
     ] = "auto",
     quick: Annotated[
         bool, typer.Option("--quick", help="3 processes: intervals are shown, no verdict is claimed.")
@@ -91,6 +89,7 @@ def eval_command(
     """
     from rooflane.eval import evaluate
     from rooflane.eval import resume as resume_run
+    from rooflane.eval.worker.candidates import parse_candidate
 
     if resume is not None:
         _refuse_beside_resume(context)
@@ -118,21 +117,18 @@ def eval_command(
     }
     settings = {name: value for name, value in settings.items() if value is not None}
     _check(settings, context)
-    with TemporaryDirectory() as folder:
-        probed = _probe_host(device, profile, Path(folder))
-        if probed:
-            settings["profile"] = str(probed)
-        with follow() as on_event:
-            run = evaluate(
-                shapes,
-                candidate or ["dispatched"],
-                runs_dir=out,
-                on_event=on_event,
-                command=shlex.join(["rooflane", *sys.argv[1:]]),
-                **settings,
-            )
-        if probed:
-            probed.rename(run.folder / PROFILE_FILE)
+    for text in candidate or ():
+        parse_candidate(text)
+    _prepare_profile(profile, device)
+    with follow() as on_event:
+        run = evaluate(
+            shapes,
+            candidate or ["dispatched"],
+            runs_dir=out,
+            on_event=on_event,
+            command=shlex.join(["rooflane", *sys.argv[1:]]),
+            **settings,
+        )
     _finish(run, require, accept_contract, as_json)
 
 
@@ -162,19 +158,15 @@ def _refuse_beside_resume(context: typer.Context) -> None:
         )
 
 
-def _probe_host(device: str, profile: str, folder: Path) -> Path | None:
-    """Measure this host and return the profile's file when a CPU is evaluated and no profile is named, else None."""
+def _prepare_profile(profile: str, device: str) -> None:
+    """Measure a CPU host once and keep its profile where none is named; report a kept profile."""
+    from rooflane.eval.device.probe import measure_once
     from rooflane.eval.record.environment import resolve_device
 
-    if profile != "auto" or resolve_device(device) != "cpu":
-        return None
-    from rooflane.eval.device.probe import measure_profile
-
-    with console(stderr=True).status("measuring this host, to predict from its own figures"):
-        measured = measure_profile("cpu")
-    path = folder / PROFILE_FILE
-    measured.save(path)
-    return path
+    kind = resolve_device(device)
+    with console(stderr=True).status("measuring this host once, to predict from its own figures"):
+        measure_once(profile, kind)
+    report_kept_profile(profile, kind)
 
 
 def _finish(run: Run, require: Require, accept_contract: bool, as_json: bool) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from rooflane.eval.commands.output import AsJson, RulesFile, console, find_shapes, print_table
+from rooflane.eval.commands.output import AsJson, RulesFile, console, find_shapes, print_table, report_kept_profile
 
 if TYPE_CHECKING:
     from rooflane.eval.submit import Submission, SubmitEvent
@@ -69,8 +69,12 @@ def submit_command(
             submission = resume_submission(resume, on_event=on_event)
     else:
         shapes = find_shapes(file, shape or ())
+        from rooflane.eval.record.environment import resolve_device
         from rooflane.eval.submit import read_organiser
+        from rooflane.eval.submit.flags import check_device
 
+        check_device(device)
+        report_kept_profile(profile, resolve_device(device.removesuffix(":0")))
         print(read_organiser(organiser).note(), file=sys.stderr)
         with follow() as on_event:
             submission = submit(

@@ -20,7 +20,7 @@ from rooflane.baseline import (
 from rooflane.dispatch import Profile, load_profile
 from rooflane.dispatch.ledger import Op, ledger
 from rooflane.eval.device.operation_trace import Forward, Launch, count_launches, trace
-from rooflane.eval.device.probe import measure_profile
+from rooflane.eval.device.probe import measure_once
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.record.environment import resolve_device
 from rooflane.eval.record.records import EAGER
@@ -135,13 +135,14 @@ def profile_arm(shape: Shape, arm: str, device: str, profile: str, rules: str | 
     """
     place = torch.device(resolve_device(device))
     reference_numerics(place)
-    # On a CPU the shipped profile is somebody else's host; a roof must be this one's.
-    limits = measure_profile(place) if profile == "auto" and place.type == "cpu" else load_profile(profile)
+    if arm != EAGER and arm not in CONTROLS:
+        parse_candidate(arm)  # a wrong name is its own paragraph, not a failure to build
+    # On a CPU the shipped profile describes another host; a roof must be this host's.
+    measure_once(profile, place.type)
+    limits = load_profile(profile, place.type)
     model = build_baseline(shape, place, SEED)
     forward: Forward | None = model
     if arm != EAGER:
-        if arm not in CONTROLS:
-            parse_candidate(arm)  # a wrong name is its own paragraph, not a failure to build
         built = build_arm(arm, model, shape, place, limits, load_rule_table(rules), SEED)
         if built.forward is None:
             raise EvaluationError(f"{arm} cannot be profiled on shape {shape.id} ({shape.label()}): {built.reason}")

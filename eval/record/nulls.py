@@ -11,9 +11,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from rooflane.dispatch.device import state_dir
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.record.records import RUN_FILE
-from rooflane.eval.record.state import state_dir
 from rooflane.eval.stats.estimator import Estimate
 
 NULLS_FILE = "nulls.jsonl"

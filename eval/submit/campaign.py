@@ -221,7 +221,7 @@ def scatter_seed(device: str, process: int, shape: Shape) -> str:
 def _profile(name: str, kind: str) -> Profile:
     """Return the profile to route by; the one of the device at hand for "auto"."""
     try:
-        profile = load_profile("cpu" if name == "auto" and kind == "cpu" else name)
+        profile = load_profile(name, kind)
     except ProfileError as error:
         raise EvaluationError(str(error)) from None
     if profile.kind != kind:

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from rooflane.baseline import BaselineTransformer, TransformerConfig
+from rooflane.dispatch.adapters.blocks import StackView
 from rooflane.dispatch.adapters.mapping import BlockMapping, weights_at
-from rooflane.dispatch.adapters.view import StackView
 from rooflane.families.lean.lean import pack_lean
 from rooflane.families.runtime.weights import PackedWeights
 
