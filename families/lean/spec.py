@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from rooflane.families.lean.cases import lean_cases
 from rooflane.families.lean.cost import lean_peak_bytes, lean_predict_s
 from rooflane.families.option_values import operands, true_or_false
+from rooflane.families.resources.kernel_case import KernelCase
 from rooflane.families.spec import Limits
 from rooflane.shapes import Shape
 
@@ -38,6 +41,10 @@ class LeanSpec:
     def predict_s(self, shape: Shape, profile: Limits) -> float:
         """Return the predicted event time of one call in seconds."""
         return lean_predict_s(shape, profile, captured=profile.kind == "cuda")
+
+    def kernel_cases(self) -> Iterator[KernelCase]:
+        """Return the kernels that ship with the lean forward, for the resource gate."""
+        return lean_cases()
 
     def build(
         self, model: nn.Module, shape: Shape, device: device, operand_dtype: str | None = None, captured: bool = True

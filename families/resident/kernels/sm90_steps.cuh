@@ -1,8 +1,7 @@
-"""CUDA source the Hopper kernels share: instructions, row reductions, GELU, the stream of weight tiles."""
+// Instructions, row reductions, GELU and the stream of weight tiles that the sm90 kernels share.
+//
+// The including file defines D, STAGES, BF16, IO and TILE_BYTES first.
 
-from __future__ import annotations
-
-PARTS = r"""
 typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef unsigned char u8;
@@ -168,10 +167,8 @@ __device__ __forceinline__ u32 narrow(float x, float y) {
   return z;
 }
 #endif
-"""
 
-# A product of 16 rows and eight columns over 16, of one warp.
-WARP_PRODUCT = r"""
+// A product of 16 rows and eight columns over 16, of one warp.
 __device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 #if BF16
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
@@ -182,4 +179,3 @@ __device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u3
                : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-"""

@@ -18,7 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rooflane.families.resident.parts import feed_forward, normalise
+from rooflane.families.resident.triton_steps import feed_forward, normalise
 
 # Columns of a tile up to which its keys and values fit the registers as one product.
 FUSED_HEAD = tl.constexpr(64)
