@@ -117,7 +117,7 @@ def refusal(
     spec: FamilySpec, shape: Shape, profile: Profile, options: dict[str, Any], *, final_norm: bool = True
 ) -> str | None:
     """Return why the family cannot build the shape on the device, or None when it can."""
-    if not final_norm and not getattr(spec, "final_norm_optional", False):
+    if not final_norm and not spec.final_norm_optional:
         return "it always ends with a LayerNorm, and the model has none"
     reason = spec.supports(shape, profile)
     if reason is not None:

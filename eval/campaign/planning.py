@@ -11,6 +11,7 @@ from rooflane.eval.record.records import ANCHOR, COMPILED_PREFIX, INFEASIBLE, NO
 from rooflane.eval.record.settings import Settings
 from rooflane.eval.report.tables import size
 from rooflane.eval.worker.candidates import Candidate, plan_candidate
+from rooflane.families import get_family
 from rooflane.shapes import Shape
 
 # Of a limited run, the share calls may take beside imports and compilation, and the calls an arm makes at the least:
@@ -20,7 +21,6 @@ LEAST_CALLS = 12
 # What a call may take over its prediction: a roofline knows no caches, and CPU calls took 1.3 to 3.7 times theirs.
 CALL_SLACK = 2
 PROBES = (NOOP, ANCHOR)
-COMPILING_FAMILIES = ("graph_compile",)
 
 
 def profile_for(settings: Settings, device: str) -> Profile:
@@ -69,7 +69,7 @@ def compiles(meta: RunMeta, process: int) -> bool:
         name.startswith(COMPILED_PREFIX) for name in meta.controls
     )
     plans = [plan for prediction in meta.predictions for plan in prediction.candidates.values()]
-    return controls or any(plan["family"] in COMPILING_FAMILIES for plan in plans)
+    return controls or any(plan["family"] and get_family(plan["family"]).compiles for plan in plans)
 
 
 def skip_reasons(meta: RunMeta, settings: Settings, planned: Sequence[tuple[int, str, str]]) -> dict[str, str | None]:

@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from rooflane.eval.stats.host_pace import SLOW, core_paces, slow_cores
+from rooflane.families.runtime.host import find_ninja
 from rooflane.families.runtime.runtime_compiler import host_compiler, missing_compiler, python_header
 
 PACKAGES = ("shapes", "baseline", "families", "dispatch", "eval")
@@ -167,6 +168,11 @@ def _compilers() -> list[Finding]:
     else:
         remedy = "install them (Debian: apt-get install python3-dev); Triton and our calls in C++ need them"
         findings.append(Finding("python headers", "missing", f"{header} is not there", remedy))
+    if ninja := find_ninja():
+        findings.append(Finding("ninja", "ok", ninja))
+    else:
+        remedy = "pip install ninja; until then the C++ compiler is called directly"
+        findings.append(Finding("ninja", "note", "not found", remedy))
     missing = missing_compiler()
     if missing:
         remedy = "on an H100 or H200: pip install 'rooflane[hopper]'; without it the slower Triton kernels run there"

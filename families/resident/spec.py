@@ -11,7 +11,7 @@ from rooflane.families.resident.choice import LADDER, choose
 from rooflane.families.resident.config import LIMITS, Room
 from rooflane.families.resources.kernel_case import KernelCase
 from rooflane.families.runtime.runtime_compiler import CAPABILITY
-from rooflane.families.spec import Limits
+from rooflane.families.spec import FamilySpec, Limits
 from rooflane.shapes import Shape
 
 if TYPE_CHECKING:
@@ -24,12 +24,11 @@ LEAST_CAPABILITY = (8, 0)
 SHARED_KIB = 99
 
 
-class Resident:
+class Resident(FamilySpec):
     """Keep every intermediate on the SM: one launch for the forward (small non-causal batches: one a layer)."""
 
     name = "resident"
     summary = "the whole forward in one kernel, activations on the SM"
-    contract = ""
     options = {"operand_dtype": "GEMM operands: float16 or bfloat16; by default what suits the model"}
     option_checks = {"operand_dtype": operands}
 

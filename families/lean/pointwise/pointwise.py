@@ -12,9 +12,9 @@ from torch import Tensor
 from rooflane.families.lean.pointwise.kernel import add_norm_kernel, gelu_kernel
 from rooflane.families.runtime.launch import BoundKernel
 
-# Elements of one program: 8 KB of fp32 keeps it in registers at 4 warps and gives 16-byte accesses per thread.
+# Elements of one program: 8 KB of fp32 fit in the registers of 4 warps and give 16-byte accesses per thread.
 TILE_ELEMENTS = 2048
-# (largest padded width, warps): a wider row needs more threads to hold it.
+# (largest padded width, warps): a wider row needs more threads.
 WARPS = [(1024, 4), (4096, 8), (16384, 16)]
 MAX_WIDTH = WARPS[-1][0]
 

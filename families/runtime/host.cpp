@@ -1,6 +1,6 @@
-"""The C++ of a call's host path: the launch of a bound kernel, the common call, and the sum of weights' versions."""
+// The host path of a call: the launch of a bound kernel, the common call of a bound forward, and the sum of the
+// versions of a model's weights. runtime/host.py builds this file at first use.
 
-CODE = r"""
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -36,8 +36,8 @@ struct Launcher {
 
   std::array<py::object *, 2> parts() { return {&enter, &held}; }
 
-  // Returns the driver's status. Other threads may run while the driver waits for room in its queue: the parameters
-  // are this call's own.
+  // Returns the driver's status. The driver may wait for room in its queue, so other threads run meanwhile and each
+  // call has its own parameters.
   int submit(uintptr_t stream, const at::Tensor &x, const at::Tensor *mask, const at::Tensor &out) const {
     std::vector<uint64_t> own(values);
     own[0] = reinterpret_cast<uintptr_t>(x.const_data_ptr());
@@ -50,7 +50,7 @@ struct Launcher {
         function, grid, 1, 1, threads, 1, 1, shared, reinterpret_cast<void *>(stream), parameters.data(), nullptr);
   }
 
-  // Throws where the driver refuses; on a thread without a context it enters one and submits again.
+  // Submits once more, in a context, on a thread that had none. Throws when the driver refuses.
   void launch(uintptr_t stream, const at::Tensor &x, const at::Tensor *mask, const at::Tensor &out) const {
     int status = submit(stream, x, mask, out);
     if (status == NO_CONTEXT) {
@@ -61,7 +61,7 @@ struct Launcher {
   }
 };
 
-// The call of a bound forward that comes again and again. Whatever is uncommon about one, Python's own path takes.
+// A bound forward's call. A call that differs from the bound ones in any way takes the path in Python.
 struct Call {
   py::object path;
   py::dict launches;
@@ -70,7 +70,7 @@ struct Call {
   at::ScalarType dtype;
   std::vector<int64_t> sizes;
   int index;
-  std::optional<uintptr_t> entered;  // the stream last told to `enter`, which needs no telling again
+  std::optional<uintptr_t> entered;  // the stream of the last `enter`, which is not repeated
 
   Call(
       py::object path, py::dict launches, py::object current_device, py::object current_stream, py::object enter,
@@ -91,11 +91,11 @@ struct Call {
   py::object operator()(const py::object &first, const py::object &second) {
     py::object out = common(first, second);
     if (out) return out;
-    entered.reset();  // Python's path tells of its own streams
+    entered.reset();  // the path in Python enters streams itself
     return path(first, second);
   }
 
-  // A fresh output, from x's own allocator where that is known: the way through the dispatcher takes twice as long.
+  // Returns a fresh output, from x's allocator where that is known: the dispatcher would take twice as long.
   at::Tensor output(const at::Tensor &x) const {
     const at::IntArrayRef extent(sizes);
     c10::Allocator *allocator = x.storage().allocator();
@@ -104,7 +104,7 @@ struct Call {
     return at::Tensor(at::detail::empty_generic(extent, allocator, keys, dtype, std::nullopt));
   }
 
-  // Returns nothing where the call is not a common one.
+  // Returns a null object when the call must take the path in Python.
   py::object common(const py::object &first, const py::object &second) {
     if (!THPVariable_CheckExact(first.ptr()) || !(second.is_none() || THPVariable_CheckExact(second.ptr()))) return {};
     const at::Tensor &x = THPVariable_Unpack(first.ptr());
@@ -125,7 +125,7 @@ struct Call {
       py::gil_scoped_release unlocked;
       out = output(x);
     } catch (const c10::OutOfMemoryError &) {
-      return {};  // memory that cannot be had is for Python's path to tell
+      return {};  // the path in Python raises torch's own error
     }
     py::object result;
     const auto wrapped = [&] {
@@ -139,20 +139,20 @@ struct Call {
         launch(stream, first, second, wrapped());
     };
     submit();
-    // The device works while the weights are looked at; in the rare call that finds them changed it works again.
+    // The device works during the check of the weights. In the rare case of a change the call is launched again.
     if (refresh().cast<bool>()) submit();
     return wrapped();
   }
 };
 
-// Returns an object's own value, null where its constructor has not run.
+// Returns an object's C++ value, or null when its constructor has not run.
 template <typename T>
 T *built(PyObject *object) {
   auto place = reinterpret_cast<py::detail::instance *>(object)->get_value_and_holder();
   return place.holder_constructed() ? place.template value_ptr<T>() : nullptr;
 }
 
-// Lets Python's collector see what an object holds: a model may hold the forward that was built on it.
+// Shows Python's garbage collector what an object holds: a model may hold the forward that was built from it.
 template <typename T>
 py::custom_type_setup collected() {
   return py::custom_type_setup([](PyHeapTypeObject *type) {
@@ -182,7 +182,7 @@ int64_t sum_versions(const py::list &tensors) {
 
 }  // namespace
 
-PYBIND11_MODULE(rooflane_host, module) {
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   py::class_<Launcher>(module, "Launcher", py::module_local(), collected<Launcher>())
       .def(py::init<
            uintptr_t, uintptr_t, unsigned, unsigned, unsigned, std::vector<uint64_t>, py::object, py::object>())
@@ -197,4 +197,3 @@ PYBIND11_MODULE(rooflane_host, module) {
       .def("__call__", &Call::operator(), py::arg("x"), py::arg("mask") = py::none());
   module.def("sum_versions", &sum_versions);
 }
-"""
