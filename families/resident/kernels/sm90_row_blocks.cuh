@@ -3,7 +3,7 @@
 //
 // Each of D / 16 warps owns 16 columns of every product: its 16 x 16 part of the residual lies in registers in the
 // layout of a product's accumulators; what all warps need of the rows passes through shared memory. One more warp, the
-// courier, asks for weight tiles and announces written keys, off the chain.
+// producer, copies weight tiles and announces written keys, off the chain.
 //
 // Keys and values pass between programs through a scratch of each layer in device memory, packed as the right operands
 // of the products that read them, and announced by a flag a block. A program awaits programs before it alone, so the
@@ -15,14 +15,14 @@ constexpr int WARPS = D / 16;
 constexpr int THREADS = WARPS * 32 + 32;
 constexpr int STEPS = D / 16;  // of 16 along the width
 constexpr int ROWS = 16;
-constexpr int BLOCKS = 8;       // of a sequence, at most
+constexpr int BLOCKS = 8;  // of a sequence, at most
 constexpr int WEIGHT_BYTES = D * D * 2;
 constexpr int TILE_BYTES = WEIGHT_BYTES + D * 4;
 constexpr int LAYER_TILES = 4 + 2 * (FFN / D);
-constexpr int KEY_TILES = 2;          // of a layer: used before the keys are written
-constexpr int SHARE = HD / 16;        // warps of a head: they take its key blocks in turn
+constexpr int KEY_TILES = 2;                         // of a layer: used before the keys are written
+constexpr int SHARE = HD / 16;                       // warps of a head: they take its key blocks in turn
 constexpr int ITEMS = (BLOCKS + SHARE - 1) / SHARE;  // key blocks of a warp, at most
-constexpr int LANE_WORDS = HD / 8;    // of a lane in the packed keys of eight rows
+constexpr int LANE_WORDS = HD / 8;                   // of a lane in the packed keys of eight rows
 constexpr int ROW_BYTES = (D + 8) * 2;  // of a row in shared memory: an odd number of 16-byte units meets no bank twice
 constexpr int PART_FLOATS = HD + 8;
 constexpr int OPERAND_BYTES = ROWS * ROW_BYTES;
@@ -34,13 +34,17 @@ __device__ __forceinline__ void sync_rows() { named_sync<2, WARPS * 32>(); }
 
 __device__ __forceinline__ void load_left(u32 (&a)[4], u32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(address) : "memory");
+      : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+      : "r"(address)
+      : "memory");
 }
 
 __device__ __forceinline__ uint4 load_words(u32 address) {
   uint4 y;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(y.x), "=r"(y.y), "=r"(y.z), "=r"(y.w) : "r"(address) : "memory");
+      : "=r"(y.x), "=r"(y.y), "=r"(y.z), "=r"(y.w)
+      : "r"(address)
+      : "memory");
   return y;
 }
 
@@ -52,7 +56,9 @@ __device__ __forceinline__ void read_words(u32* to, const u32* from) {
 #pragma unroll
   for (int i = 0; i + 4 <= N; i += 4)
     asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(to[i]), "=r"(to[i + 1]), "=r"(to[i + 2]), "=r"(to[i + 3]) : "l"(from + i) : "memory");
+        : "=r"(to[i]), "=r"(to[i + 1]), "=r"(to[i + 2]), "=r"(to[i + 3])
+        : "l"(from + i)
+        : "memory");
 }
 
 __device__ __forceinline__ int load_flag(const int* flag) {
@@ -125,7 +131,10 @@ __device__ __forceinline__ void normalise(float (&y)[2][4], const float (&x)[2][
     float a = x[0][2 * half], b = x[0][2 * half + 1], c = x[1][2 * half], d = x[1][2 * half + 1];
     float sum = quad_sum((a + b) + (c + d));
     float mean = sum * (1.0f / 16);
-    a -= mean; b -= mean; c -= mean; d -= mean;
+    a -= mean;
+    b -= mean;
+    c -= mean;
+    d -= mean;
     float square = quad_sum((a * a + b * b) + (c * c + d * d));
     u32 row = place.lane / 4 + 8 * half;
     if (place.lane % 4 == 0) store_pair(place.moments + (row * WARPS + place.warp) * 8, sum, square);
@@ -169,16 +178,14 @@ __device__ __forceinline__ void write_keys(const float (&c)[2][4], u32* scratch,
 __device__ __forceinline__ void write_values(const float (&c)[2][4], u32* scratch, const Place& place) {
   u32 head = place.warp / SHARE, first = place.warp % SHARE * 4;
   u32* to = scratch + SCRATCH_WORDS / 2 + (head * 32 + place.lane) * (2 * LANE_WORDS) + first;
-  *(uint4*)to = make_uint4(
-      transpose(pack(c[0][0], c[0][1])), transpose(pack(c[0][2], c[0][3])), transpose(pack(c[1][0], c[1][1])),
-      transpose(pack(c[1][2], c[1][3])));
+  *(uint4*)to = make_uint4(transpose(pack(c[0][0], c[0][1])), transpose(pack(c[0][2], c[0][3])),
+      transpose(pack(c[1][0], c[1][1])), transpose(pack(c[1][2], c[1][3])));
 }
 
 // This warp's share of its head: key blocks share, share + SHARE, ... up to `block`; the partial context, its sums and
 // tops go to shared memory. `visible` holds four bits a key block for each of the thread's two rows.
-__device__ __forceinline__ void attend(
-    const u32* scratch, const int* flags, int block, int layer, const u32 (&visible)[2], u32 q_operand,
-    const Place& place) {
+__device__ __forceinline__ void attend(const u32* scratch, const int* flags, int block, int layer,
+    const u32 (&visible)[2], u32 q_operand, const Place& place) {
   u32 head = place.warp / SHARE, share = place.warp % SHARE;
   u32 q[SHARE][4];
   read_left<SHARE>(q, q_operand + head * (HD * 2), place);
@@ -290,9 +297,8 @@ __device__ __forceinline__ void combine(float (&y)[2][4], const Place& place) {
   }
 }
 
-__device__ __forceinline__ void layer(
-    Stream& stream, float (&x)[2][4], u32* scratch, int* flags, int block, int index, const u32 (&visible)[2],
-    float eps, const Place& place) {
+__device__ __forceinline__ void layer(Stream& stream, float (&x)[2][4], u32* scratch, int* flags, int block, int index,
+    const u32 (&visible)[2], float eps, const Place& place) {
   u32 a[STEPS][4];
   float c[2][4];
   u32 rows = place.operands, queries = rows + OPERAND_BYTES, context = queries + OPERAND_BYTES;
@@ -339,10 +345,10 @@ __device__ __forceinline__ void layer(
   }
 }
 
-// Ask for weight tiles as slots come free, announce each layer's keys once they are written, and leave the flags as the
+// Copy weight tiles as slots come free, announce each layer's keys once they are written, and leave the flags as the
 // next call must find them. A layer's tiles are asked for behind the announcement of the layer before, so no warp can
-// arrive at a barrier twice before the courier is through it.
-__device__ __forceinline__ void courier(Stream& stream, int* flags, int block, int blocks, int layers) {
+// arrive at a barrier twice before the producer has passed it.
+__device__ __forceinline__ void producer(Stream& stream, int* flags, int block, int blocks, int layers) {
   bool first = threadIdx.x % 32 == 0;
   int asked = 0;
   for (int index = 0; index < layers; index++) {
@@ -366,9 +372,9 @@ __device__ __forceinline__ void courier(Stream& stream, int* flags, int block, i
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) resident_rowblocks(
-    const io_t* input, const u8* mask, io_t* output, const u8* weights, const float* final_norm, u32* scratch,
-    int* flags, int blocks, int length, int layers, float eps) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    resident_rowblocks(const io_t* input, const u8* mask, io_t* output, const u8* weights, const float* final_norm,
+        u32* scratch, int* flags, int blocks, int length, int layers, float eps) {
   extern __shared__ __align__(128) u8 memory[];
   __shared__ __align__(8) u64 barriers[2 * STAGES];
   __shared__ __align__(16) float moments[ROWS * WARPS * 2], tops[WARPS * ROWS * 2];
@@ -397,7 +403,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) resident_rowblocks(
   int sequence = blockIdx.x / blocks, block = blockIdx.x % blocks;
   flags += sequence * (2 * BLOCKS);
   if (place.warp == WARPS) {
-    courier(stream, flags, block, blocks, layers);
+    producer(stream, flags, block, blocks, layers);
     return;
   }
   int row = block * ROWS + place.lane / 4;

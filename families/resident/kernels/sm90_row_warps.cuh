@@ -1,10 +1,10 @@
 // Every warp takes 16 rows of a sequence through the whole forward in its registers: the accumulators of one product
 // are the left operand of the next. Warps meet for keys and values, which pass through shared memory, of every program
-// of a cluster where a sequence is split over several; a warp waits for the blocks of rows it attends to alone. Twins
-// share their rows: each takes half of the heads and of the hidden columns, and both add up what they make of them.
+// of a cluster where a sequence is split over several; a warp waits for the blocks of rows it attends to alone. Paired
+// warps share their rows: each takes half of the heads and of the hidden columns, and both add up the results.
 //
-// The programs of a cluster share the stream of weight tiles: each asks for its slice of a tile, which goes to all of
-// them. One more warp, the courier, does the asking.
+// The programs of a cluster share the stream of weight tiles: each copies its slice of a tile, which goes to all of
+// them. One more warp, the producer, issues the copies.
 //
 // Compile-time: D width = HEADS * HD, FFN (multiple of D), MASKED, CAUSAL, BF16 operands, IO, STAGES tiles of the ring,
 // WARPS of a program, PAIR of a block of rows, BLOCKS of a sequence (a power of two), SPLIT programs it is split over,
@@ -20,11 +20,11 @@ constexpr int WEIGHT_BYTES = D * D * 2;
 constexpr int TILE_BYTES = WEIGHT_BYTES + D * 4;
 constexpr int SLICE_BYTES = TILE_BYTES / SPLIT;
 constexpr int LAYER_TILES = 4 + 2 * (FFN / D);
-constexpr int HELD = BLOCKS > OWN_BLOCKS ? BLOCKS : OWN_BLOCKS;       // blocks whose keys a program holds
-constexpr int BLOCK_BYTES = ROWS * D * 2;                   // of a block's keys, or values
-constexpr int LANE_WORDS = 2 * HEAD_TILES;                  // of a lane in a head's keys, or values, of a block
-constexpr int VECTOR = HEAD_TILES % 2 ? 2 : 4;              // words a lane reads at a time
-constexpr int OWN_STEPS = STEPS / PAIR;  // of 16 columns, of a warp
+constexpr int HELD = BLOCKS > OWN_BLOCKS ? BLOCKS : OWN_BLOCKS;  // blocks whose keys a program holds
+constexpr int BLOCK_BYTES = ROWS * D * 2;                        // of a block's keys, or values
+constexpr int LANE_WORDS = 2 * HEAD_TILES;                       // of a lane in a head's keys, or values, of a block
+constexpr int VECTOR = HEAD_TILES % 2 ? 2 : 4;                   // words a lane reads at a time
+constexpr int OWN_STEPS = STEPS / PAIR;                          // of 16 columns, of a warp
 constexpr int OWN_HEADS = HEADS / PAIR;
 // Of 16 columns, at a time: chains of products enough to hide each other's latency, and few enough for the registers.
 constexpr int SLICES = OWN_STEPS % 4 == 0 ? 4 : OWN_STEPS % 3 == 0 ? 3 : OWN_STEPS % 2 == 0 ? 2 : OWN_STEPS;
@@ -70,10 +70,12 @@ template <int N>
 __device__ __forceinline__ void send(u32 to, const u32 (&words)[N], u32 barrier) {
   if (N == 4)
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
-                 "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[N - 1]), "r"(barrier) : "memory");
+        "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[N - 1]), "r"(barrier)
+        : "memory");
   else
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(to),
-                 "r"(words[0]), "r"(words[1]), "r"(barrier) : "memory");
+        "r"(words[0]), "r"(words[1]), "r"(barrier)
+        : "memory");
 }
 
 __device__ __forceinline__ void expect(u32 barrier, u32 bytes) {
@@ -87,12 +89,12 @@ __device__ __forceinline__ void copy_slice(u32 to, const u8* from, u32 barrier) 
     asm volatile(
         "{\n.reg .b16 all;\nmov.b16 all, %4;\n"
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-        "[%0], [%1], %2, [%3], all;\n}" ::"r"(to), "l"(from), "n"(SLICE_BYTES), "r"(barrier), "n"((1 << SPLIT) - 1)
+        "[%0], [%1], %2, [%3], all;\n}" ::"r"(to),
+        "l"(from), "n"(SLICE_BYTES), "r"(barrier), "n"((1 << SPLIT) - 1)
         : "memory");
   else
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
-        "n"(SLICE_BYTES), "r"(barrier)
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+        "l"(from), "n"(SLICE_BYTES), "r"(barrier)
         : "memory");
 }
 
@@ -110,7 +112,7 @@ struct Tiles {
     return tile;
   }
 
-  // Say that this warp has used the tile in a slot.
+  // Signal that this warp has used the tile in a slot.
   __device__ __forceinline__ void used(u32 which) const {
     __syncwarp();
     u32 lane = threadIdx.x % 32;
@@ -122,7 +124,7 @@ struct Tiles {
 // other programs of the sequence. `visible` holds four bits a key block for the thread's two rows: two keys of the
 // block's first eight, two of its last; `open` a bit a block that all rows see whole.
 struct Place {
-  u32 twin, pair, lane, ready, free, block, last, open, awaited;
+  u32 member, pair, lane, ready, free, block, last, open, awaited;
   u8* keys;
   u8* values;
   u8* exchange;
@@ -139,8 +141,8 @@ __device__ __forceinline__ void mma_narrow(float (&c)[4], u32 a0, u32 a1, u32 b)
   asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
 #endif
       "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a0), "r"(a1), "r"(b));
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a0), "r"(a1), "r"(b));
 }
 
 __device__ __forceinline__ uint4 words_of(const u8* weights, int slice, int step) {
@@ -227,11 +229,11 @@ __device__ __forceinline__ void normalise(u32 (&a)[STEPS][4], const float (&x)[T
     }
 }
 
-// The rows += both twins' shares; the sum of two is the same in either order.
+// The rows += both paired warps' shares; the sum of two is the same in either order.
 __device__ __forceinline__ void add_shares(
     float (&x)[TILES][4], const float (&share)[TILES][4], int which, const Place& place) {
-  u8* own = place.exchange + (which * PAIR + place.twin) * EXCHANGE_BYTES + place.lane * 16;
-  const u8* other = place.exchange + (which * PAIR + (place.twin ^ 1)) * EXCHANGE_BYTES + place.lane * 16;
+  u8* own = place.exchange + (which * PAIR + place.member) * EXCHANGE_BYTES + place.lane * 16;
+  const u8* other = place.exchange + (which * PAIR + (place.member ^ 1)) * EXCHANGE_BYTES + place.lane * 16;
 #pragma unroll
   for (int i = 0; i < TILES; i++)
     *(float4*)(own + i * 512) = make_float4(share[i][0], share[i][1], share[i][2], share[i][3]);
@@ -249,8 +251,7 @@ __device__ __forceinline__ void add_shares(
 // Keys (or values) of this warp's rows, as the right operands of the products that read them: a key's part of an
 // accumulator tile is one already, a value's after a transposition of 8 x 8.
 template <bool VALUES>
-__device__ __forceinline__ void right_operand(
-    u32 (&words)[2][TILES / PAIR], const u32 (&a)[STEPS][4], const u8* tile) {
+__device__ __forceinline__ void right_operand(u32 (&words)[2][TILES / PAIR], const u32 (&a)[STEPS][4], const u8* tile) {
 #pragma unroll
   for (int first = 0; first < OWN_STEPS; first += SLICES) {
     float c[2 * SLICES][4] = {};
@@ -284,7 +285,7 @@ __device__ __forceinline__ void publish(const u32 (&words)[2][TILES / PAIR], con
         part[i] = VALUES ? words[word % 2][head * HEAD_TILES + word / 2]
                          : words[word / HEAD_TILES][head * HEAD_TILES + word % HEAD_TILES];
       }
-      u32 at = lane_offset(place.twin * OWN_HEADS + head, place.lane) + first * 128;
+      u32 at = lane_offset(place.member * OWN_HEADS + head, place.lane) + first * 128;
       if (VECTOR == 4)
         *(uint4*)(own + at) = make_uint4(part[0], part[1], part[2], part[VECTOR - 1]);
       else
@@ -378,7 +379,7 @@ __device__ __forceinline__ void attend(u32 (*context)[2], const u32 (*q)[2], u32
 }
 
 __device__ __forceinline__ void layer(Tiles& tiles, float (&x)[TILES][4], u32 round, float eps, const Place& place) {
-  u32 a[STEPS][4], own_columns = place.twin * (OWN_STEPS * STEPS * 512) + place.lane * 16;
+  u32 a[STEPS][4], own_columns = place.member * (OWN_STEPS * STEPS * 512) + place.lane * 16;
   if (int(place.lane) < SPLIT - 1) {
     barrier_wait(place.ready + place.awaited * 8, round & 1 ^ 1);
     expect(place.ready + place.awaited * 8, 2 * BLOCK_BYTES / PAIR);
@@ -408,7 +409,7 @@ __device__ __forceinline__ void layer(Tiles& tiles, float (&x)[TILES][4], u32 ro
     float (&rows)[TILES][4] = PAIR > 1 ? share : x;
 #pragma unroll 1
     for (int own = 0; own < OWN_HEADS / TOGETHER; own++) {
-      int step = place.twin * (OWN_HEADS / TOGETHER) + own;
+      int step = place.member * (OWN_HEADS / TOGETHER) + own;
       u32 q[COLUMN_TILES][2], context[COLUMN_TILES][2];
       {
         float c[COLUMN_TILES][4];
@@ -451,7 +452,7 @@ __device__ __forceinline__ void layer(Tiles& tiles, float (&x)[TILES][4], u32 ro
     start(x, (const float*)(back + WEIGHT_BYTES), place.lane, true);
 #pragma unroll 1
     for (int own = 0; own < OWN_STEPS; own += SLICES) {
-      int first = place.twin * OWN_STEPS + own;
+      int first = place.member * OWN_STEPS + own;
       float c[2 * SLICES][4];
       start(c, (const float*)(into + WEIGHT_BYTES) + first * 16, place.lane, false);
       project<SLICES>(c, a, into + place.lane * 16 + first * (STEPS * 512));
@@ -467,9 +468,9 @@ __device__ __forceinline__ void layer(Tiles& tiles, float (&x)[TILES][4], u32 ro
   if (PAIR > 1) add_shares(x, share, 1, place);
 }
 
-// Ask for this program's slices of all tiles, each as its slot comes free in every program of the cluster; a barrier
+// Copy this program's slices of all tiles, each as its slot comes free in every program of the cluster; a barrier
 // nobody arrived at yet lets the odd parity through.
-__device__ __forceinline__ void courier(u32 tiles, u32 full, u32 empty, const u8* weights, int rounds, int length) {
+__device__ __forceinline__ void producer(u32 tiles, u32 full, u32 empty, const u8* weights, int rounds, int length) {
   u32 slice = cluster_rank() * SLICE_BYTES, slot = 0, parity = 1;
   for (int round = 0; round < rounds; round++)
     for (int tile = 0; tile < length; tile++) {
@@ -481,9 +482,8 @@ __device__ __forceinline__ void courier(u32 tiles, u32 full, u32 empty, const u8
 }
 
 // A warp's rows of one sequence through every layer.
-__device__ __forceinline__ void forward(
-    Tiles& tiles, Place& place, u32& round, int sequence, const io_t* input, const u8* mask, io_t* output,
-    const float* final_norm, int batch, int length, int layers, float eps) {
+__device__ __forceinline__ void forward(Tiles& tiles, Place& place, u32& round, int sequence, const io_t* input,
+    const u8* mask, io_t* output, const float* final_norm, int batch, int length, int layers, float eps) {
   int row = place.block * ROWS + place.lane / 4;
   long long first = (long long)sequence * length;
   u32 column = place.lane % 4 * 2;
@@ -532,7 +532,7 @@ __device__ __forceinline__ void forward(
       float left = (x[i][2 * half] - mean[half]) * scale[half] * gamma.x + beta.x;
       float right = (x[i][2 * half + 1] - mean[half]) * scale[half] * gamma.y + beta.y;
       io2_t* to = (io2_t*)(output + (first + row + 8 * half) * D + column + i * 8);
-      if (inside[half] && i / (TILES / PAIR) == int(place.twin))
+      if (inside[half] && i / (TILES / PAIR) == int(place.member))
         *to = valid[half] ? narrow(left, right) : narrow(0.0f, 0.0f);
     }
   }
@@ -543,9 +543,9 @@ __device__ __forceinline__ void forward(
 #else
 #define IN_CLUSTERS
 #endif
-extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) resident_rowwarps(
-    const io_t* input, const u8* mask, io_t* output, const u8* weights, const float* final_norm, int units, int batch,
-    int length, int layers, float eps) {
+extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1)
+    resident_rowwarps(const io_t* input, const u8* mask, io_t* output, const u8* weights, const float* final_norm,
+        int units, int batch, int length, int layers, float eps) {
   extern __shared__ __align__(128) u8 memory[];
   __shared__ __align__(8) u64 barriers[2 * STAGES + HELD + 1];
   u32 warp = threadIdx.x / 32, rank = cluster_rank();
@@ -574,12 +574,12 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) resident_ro
     if (WARPS == 8) asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
     int rounds = (units - unit + clusters - 1) / clusters * layers;
     if (warp == WARPS && place.lane == 0)
-      courier(shared_address(memory), tiles.full, tiles.empty, weights, rounds / layers, layers * LAYER_TILES);
+      producer(shared_address(memory), tiles.full, tiles.empty, weights, rounds / layers, layers * LAYER_TILES);
   } else {
     if (WARPS == 8) asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
     // Blocks of a sequence over warps: of two warps on a scheduler one attends to few keys, one to many.
     place.pair = warp / PAIR;
-    place.twin = warp % PAIR;
+    place.member = warp % PAIR;
     u32 first = SPLIT > 1 ? 0 : place.pair / BLOCKS * BLOCKS;
     u32 within = SPLIT > 1 ? place.pair * SPLIT + rank : place.pair % BLOCKS;
     constexpr u32 TURN = BLOCKS < 4 ? BLOCKS : 4;

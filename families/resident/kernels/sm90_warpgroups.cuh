@@ -1,7 +1,7 @@
 // The whole forward of short sequences in one launch for compute capability 9.0: warpgroup products, residual in
 // registers, everything they multiply in shared memory, weights streamed through rings of tiles by bulk copies.
 //
-// A program holds two bands of 64 rows: a sequence of up to 128, or two blocks of shorter ones. Two warpgroups (twins)
+// A program holds two bands of 64 rows: a sequence of up to 128, or two blocks of shorter ones. Two warpgroups (a pair)
 // share a band: each owns half of the columns of every product and half of the heads. Four warps a scheduler then fill
 // each other's waits, which two did not: a warp issued an instruction every four cycles.
 //
@@ -22,7 +22,7 @@ constexpr int LAYER_BIASES = 3 * D + FFN;
 constexpr int OPERAND_BYTES = BAND * D * 2;
 constexpr int AHEAD = STAGES - 1;  // tiles asked for before their use; one slot is what a band may lead by
 constexpr int SEQUENCE_ROWS = BAND / GROUP;
-constexpr bool SHARED_HEADS = HEADS % 2 != 0;  // the twins take every head together, each half of its values
+constexpr bool SHARED_HEADS = HEADS % 2 != 0;        // the pair takes every head together, each half of its values
 constexpr int CONTEXT = SHARED_HEADS ? HD / 2 : HD;  // columns of a head's context a warpgroup computes
 static_assert(HALF % 8 == 0 && HD % 8 == 0 && CONTEXT % 8 == 0, "a product takes eight columns at a time");
 
@@ -90,7 +90,7 @@ __device__ __forceinline__ void write_values(const float (&c)[HALF / 2], u32 ope
   }
 }
 
-// Normalise a thread's part of its two rows. The twins exchange sums and squared distances from their own means, which
+// Normalise a thread's part of its two rows. The pair exchanges sums and squared distances from their own means, which
 // combine without the cancellation that sums of squares suffer.
 __device__ __forceinline__ void normalise(
     float (&y)[HALF / 2], const float (&x)[HALF / 2], float eps, const Place& place) {
@@ -121,7 +121,7 @@ __device__ __forceinline__ void normalise(
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     float2 other = load_shared(place.moments + ((row + 8 * half) * 2 + (place.side ^ 1)) * 8);
-    float between = (sum[half] - other.x) * (1.0f / D);  // half the distance between the twins' means
+    float between = (sum[half] - other.x) * (1.0f / D);  // half the distance between the pair's means
     mean[half] = (sum[half] + other.x) * (1.0f / D);
     scale[half] = rsqrt_fast((square[half] + other.y) * (1.0f / D) + between * between + eps);
   }
@@ -132,9 +132,8 @@ __device__ __forceinline__ void normalise(
 // Context of one head over `blocks` bands of keys: its queries, keys and values in shared memory from `q` and so on.
 // `visible` holds a bit a key for the thread's two rows, `whole` a bit a band that the warp's rows all see in full.
 // Bands are taken with a running top, so that both of a causal sequence run the same instructions.
-__device__ __forceinline__ void attend(
-    float (&c)[CONTEXT / 2], u32 q, u32 keys, u32 values, const u32 (&visible)[2], u32 whole, int blocks,
-    const Place& place) {
+__device__ __forceinline__ void attend(float (&c)[CONTEXT / 2], u32 q, u32 keys, u32 values, const u32 (&visible)[2],
+    u32 whole, int blocks, const Place& place) {
   float top[2] = {NEGATIVE, NEGATIVE}, sum[2] = {0.0f, 0.0f};
 #pragma unroll
   for (int i = 0; i < CONTEXT / 2; i++) c[i] = 0.0f;
@@ -199,7 +198,7 @@ __device__ __forceinline__ void attend(
   for (int i = 0; i < CONTEXT / 2; i++) c[i] *= scale[i / 2 % 2];
 }
 
-// Say that this warp has used a tile; the first band's first thread of each side asks for another.
+// Signal that this warp has used a tile; the first band's first thread of each side copies another.
 __device__ __forceinline__ void done(Stream& stream) {
   if (threadIdx.x % 128 == 0 && threadIdx.x < 256 && stream.left > 0) {
     bool wraps = stream.slot + AHEAD >= STAGES;
@@ -226,14 +225,16 @@ __device__ __forceinline__ void await_keys(const Place& place) {
   constexpr int COUNT = SHARED_HEADS ? 512 : 256;
   int id = 3 + (SHARED_HEADS ? 0 : place.side);
   if (SPANS && CAUSAL && place.band == 0) asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(COUNT) : "memory");
-  if (SPANS && (!CAUSAL || place.band == 1)) asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(COUNT) : "memory");
-  else if (SHARED_HEADS) sync_band(place);
-  else asm volatile("bar.sync %0, 128;" ::"r"(7 + place.band * 2 + place.side) : "memory");
+  if (SPANS && (!CAUSAL || place.band == 1))
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(COUNT) : "memory");
+  else if (SHARED_HEADS)
+    sync_band(place);
+  else
+    asm volatile("bar.sync %0, 128;" ::"r"(7 + place.band * 2 + place.side) : "memory");
 }
 
-__device__ __forceinline__ void layer(
-    Stream& stream, float (&x)[HALF / 2], const float* biases, const u32 (&visible)[2], u32 whole, float eps,
-    const Place& place) {
+__device__ __forceinline__ void layer(Stream& stream, float (&x)[HALF / 2], const float* biases,
+    const u32 (&visible)[2], u32 whole, float eps, const Place& place) {
   u32 own = place.band * OPERAND_BYTES;
   int core = place.side * (HALF / 8);
   float c[HALF / 2];
@@ -286,7 +287,7 @@ __device__ __forceinline__ void layer(
     done(stream);
 #pragma unroll
     for (int i = 0; i < HALF / 2; i++) c[i] = gelu(c[i]);
-    if (tile > 0) sync_band(place);  // the twin may still multiply the hidden columns before
+    if (tile > 0) sync_band(place);  // the other of the pair may still multiply the hidden columns before
     write_rows<HALF>(c, place.queries, core, place);
     publish_shared();
     sync_band(place);
@@ -330,9 +331,8 @@ __device__ __forceinline__ u32 visible_keys(int row, u32 present) {
   return present;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) resident_warpgroups(
-    const io_t* input, const u8* mask, io_t* output, const u8* weights, const float* biases, int blocks, int batch,
-    int length, int layers, float eps) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) resident_warpgroups(const io_t* input, const u8* mask,
+    io_t* output, const u8* weights, const float* biases, int blocks, int batch, int length, int layers, float eps) {
   extern __shared__ __align__(128) u8 memory[];
   __shared__ __align__(8) u64 barriers[4 * STAGES];
   __shared__ __align__(16) float2 moments[2 * BAND * 2];
@@ -417,7 +417,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) resident_warpgroups(
         if (rows[half].inside) to[j * 4] = rows[half].valid ? narrow(left, right) : narrow(0.0f, 0.0f);
       }
     }
-    sync_band(place);  // the twin has read these moments before the next step's are written
+    sync_band(place);  // the other of the pair has read these moments before the next step's are written
   }
   if (SPANS && CAUSAL && place.band == 0) await_free_keys(place);
 }

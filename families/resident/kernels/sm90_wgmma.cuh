@@ -27,27 +27,32 @@ __device__ __forceinline__ void zero(float (&c)[N]) {
 
 // The instruction names each accumulator, so that every N has wrappers of its own. OUTPUTS are the accumulators,
 // REGISTERS their numbers, P0 to P5 the numbers of the operands behind them.
-#define WGMMA(N, OUTPUTS, REGISTERS, P0, P1, P2, P3, P4, P5)                                                          \
-  template <>                                                                                                         \
-  __device__ __forceinline__ void product<N>(float (&c)[N / 2], const u32* a, u32 b, int add) {                       \
-    asm volatile("{\n.reg .pred p;\n.reg .b64 right;\nsetp.ne.b32 p, " P5 ", 0;\nmov.b64 right, {" P4 ", 8};\n"       \
-                 "wgmma.mma_async.sync.aligned.m64n" #N "k16" WGMMA_TYPES "{" REGISTERS "}, "                         \
-                 "{" P0 ", " P1 ", " P2 ", " P3 "}, right, p, 1, 1, 0;\n}"                                            \
-                 : OUTPUTS                                                                                            \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(add));                                     \
-  }                                                                                                                   \
-  template <>                                                                                                         \
-  __device__ __forceinline__ void product_shared<N>(float (&c)[N / 2], u32 a, u32 b, int add) {                       \
-    asm volatile("{\n.reg .pred p;\n.reg .b64 left, right;\nsetp.ne.b32 p, " P2 ", 0;\n"                              \
-                 "mov.b64 left, {" P0 ", 8};\nmov.b64 right, {" P1 ", 8};\n"                                          \
-                 "wgmma.mma_async.sync.aligned.m64n" #N "k16" WGMMA_TYPES "{" REGISTERS "}, "                         \
-                 "left, right, p, 1, 1, 0, 0;\n}"                                                                     \
-                 : OUTPUTS                                                                                            \
-                 : "r"(a), "r"(b), "r"(add));                                                                         \
-  }                                                                                                                   \
-  template <>                                                                                                         \
-  __device__ __forceinline__ void finish_products<N>(float (&c)[N / 2]) {                                             \
-    asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" : OUTPUTS ::"memory");          \
+#define WGMMA(N, OUTPUTS, REGISTERS, P0, P1, P2, P3, P4, P5)                                                 \
+  template <>                                                                                                \
+  __device__ __forceinline__ void product<N>(float (&c)[N / 2], const u32* a, u32 b, int add) {              \
+    asm volatile("{\n.reg .pred p;\n.reg .b64 right;\nsetp.ne.b32 p, " P5 ", 0;\nmov.b64 right, {" P4        \
+                 ", 8};\n"                                                                                   \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k16" WGMMA_TYPES "{" REGISTERS                      \
+                 "}, "                                                                                       \
+                 "{" P0 ", " P1 ", " P2 ", " P3 "}, right, p, 1, 1, 0;\n}"                                   \
+        : OUTPUTS                                                                                            \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(add));                                     \
+  }                                                                                                          \
+  template <>                                                                                                \
+  __device__ __forceinline__ void product_shared<N>(float (&c)[N / 2], u32 a, u32 b, int add) {              \
+    asm volatile("{\n.reg .pred p;\n.reg .b64 left, right;\nsetp.ne.b32 p, " P2                              \
+                 ", 0;\n"                                                                                    \
+                 "mov.b64 left, {" P0 ", 8};\nmov.b64 right, {" P1                                           \
+                 ", 8};\n"                                                                                   \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k16" WGMMA_TYPES "{" REGISTERS                      \
+                 "}, "                                                                                       \
+                 "left, right, p, 1, 1, 0, 0;\n}"                                                            \
+        : OUTPUTS                                                                                            \
+        : "r"(a), "r"(b), "r"(add));                                                                         \
+  }                                                                                                          \
+  template <>                                                                                                \
+  __device__ __forceinline__ void finish_products<N>(float (&c)[N / 2]) {                                    \
+    asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" : OUTPUTS ::"memory"); \
   }
 
 #define OUTPUTS_8 FOUR(0)
