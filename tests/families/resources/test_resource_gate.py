@@ -10,68 +10,45 @@ import sys
 
 import pytest
 
-from rooflane.families.resident.hopper.plan import WarpgroupPlan, rowblock_plan, warpgroup_plan
+from rooflane.families import load_families
+from rooflane.families.resident.choice import choose
+from rooflane.families.resident.config import H200
+from rooflane.families.resident.kernels.sm90_row_blocks import RowBlocks
+from rooflane.families.resident.kernels.sm90_warpgroups import Warpgroups
 from rooflane.families.resources import resource_gate
-from rooflane.families.resources.kernel_resources import (
-    ARCHITECTURES,
-    Resources,
-    _blocks,
-    code_key,
-    measure_hopper,
-    nvrtc_version,
-)
-from rooflane.families.resources.resource_gate import compare, load_record, measure_all_hopper, room_of, write_record
-from rooflane.families.resources.shipped import hopper_case, hopper_cases, resident_case, shipped_cases
+from rooflane.families.resources.kernel_case import ARCHITECTURES, SM90, CudaCase, TritonCase
+from rooflane.families.resources.kernel_resources import Resources, _blocks, code_key, measure, nvrtc_version
+from rooflane.families.resources.resource_gate import compare, load_record, measure_all, shipped_cases, write_record
 from rooflane.families.runtime import cuda_kernel
 from rooflane.shapes import Shape, load_shapes
 
-HOPPER = next(architecture for architecture in ARCHITECTURES if architecture.number == 90)
 BASE = Resources(registers=128, spill_bytes=0, shared_bytes=32768, blocks_per_sm=4)
 # Eight warps hold this kernel's tiles without a spill; four have half the registers between them.
-SPILLING = (128, 4, 128, 128, 128, True)
-CHANGED = f"""
+SPILLING = "resident whole d128 h4 f128 s128 b128 | sm_90"
+# Compiles in a process of its own, where kernels are not interpreted; prints everything the slow tests compare.
+COMPILED = f"""
 import dataclasses, json
-from rooflane.families.resources.kernel_resources import ARCHITECTURES, compiler_version, measure
-from rooflane.families.resources.resource_gate import compare, load_record
-from rooflane.families.resources.shipped import resident_case
+from rooflane.families.resources.kernel_case import ARCHITECTURES, TritonCase
+from rooflane.families.resources.kernel_resources import code_key, measure, triton_version
+from rooflane.families.resources.resource_gate import compare, load_record, shipped_cases
 
-case = resident_case(*{SPILLING})
-hopper = next(architecture for architecture in ARCHITECTURES if architecture.number == 90)
-found = measure(dataclasses.replace(case, num_warps=4), hopper)
-print(json.dumps(compare(load_record(compiler_version()), {{f"{{case.name}} | sm_90": found}})))
-"""
-SAMPLE = """
-import dataclasses, json
-from rooflane.families.resources.kernel_resources import ARCHITECTURES, compiler_version, measure
-from rooflane.families.resources.resource_gate import load_record, room_of
-from rooflane.families.resources.shipped import resident_case
-
-record, found, recorded = load_record(compiler_version()), {}, {}
-for architecture in ARCHITECTURES:
-    case = resident_case(128, 4, 128, 16, 500, False, room_of(architecture))
-    name = f"{case.name} | sm_{architecture.number}"
-    found[name], recorded[name] = dataclasses.asdict(measure(case, architecture)), record[name]
-print(json.dumps([found, recorded]))
-"""
-DIGESTS = f"""
-import dataclasses, json
-from rooflane.families.resources.kernel_resources import ARCHITECTURES, code_key, compiler_version
-from rooflane.families.resources.resource_gate import load_record
-from rooflane.families.resources.shipped import resident_case
-
-case = resident_case(*{SPILLING})
-ampere, _, hopper, _ = ARCHITECTURES
-change = dataclasses.replace
+cases, record, change = shipped_cases(TritonCase), load_record(triton_version()), dataclasses.replace
+sample = [f"resident whole d128 h4 f128 s16 b500 | sm_{{architecture.number}}" for architecture in ARCHITECTURES]
+case = cases[{SPILLING!r}]
 constants = case.constants | {{"STAGES": case.constants["STAGES"] + 1}}
-found = {{
-    "recorded": load_record(compiler_version())[f"{{case.name}} | sm_90"]["code"],
-    "same": code_key(case, hopper),
-    "warps": code_key(change(case, num_warps=4), hopper),
-    "stages": code_key(change(case, num_stages=case.num_stages + 1), hopper),
-    "constant": code_key(change(case, constants=constants), hopper),
-    "architecture": code_key(case, ampere),
-}}
-print(json.dumps(found))
+print(json.dumps({{
+    "measured": [dataclasses.asdict(measure(cases[name])) for name in sample],
+    "sample": [record[name] for name in sample],
+    "spilled": compare(record, {{case.key: measure(change(case, num_warps=4))}}),
+    "recorded": record[case.key]["code"],
+    "same": code_key(case),
+    "others": [
+        code_key(change(case, num_warps=4)),
+        code_key(change(case, num_stages=case.num_stages + 1)),
+        code_key(change(case, constants=constants)),
+        code_key(change(case, architecture=ARCHITECTURES[0])),
+    ],
+}}))
 """
 
 
@@ -87,7 +64,7 @@ print(json.dumps(found))
     ],
 )
 def test_blocks_an_sm_by_hand(registers, shared, warps, blocks):
-    assert _blocks(registers, shared, warps, HOPPER) == blocks
+    assert _blocks(registers, shared, warps, SM90) == blocks
 
 
 def test_only_a_lost_block_or_a_new_spill_is_reported():
@@ -129,65 +106,62 @@ def test_a_torn_record_an_unknown_flag_and_a_record_out_of_reach_are_told(tmp_pa
     assert end.value.code == 2 and "cannot be written, so nothing is compiled" in capsys.readouterr().err
 
 
-def launched(case):
-    return case.function.__name__, str(case.constants), case.num_warps, case.num_stages
-
-
 def test_every_published_shape_launches_a_recorded_kernel(root):
-    shipped = {launched(case) for case in shipped_cases()}
+    room = dataclasses.replace(H200, sm90=False)
+    shipped = shipped_cases(TritonCase).values()
+    launched = [(case.load, case.constants, case.num_warps, case.num_stages) for case in shipped]
     for shape in load_shapes(root / "shapes" / "published.csv"):
         if shape.d_model <= 128 and shape.seq_len <= 128:
-            sizes = (shape.d_model, shape.num_heads, shape.ffn_dim, shape.seq_len, shape.batch_size)
-            assert launched(resident_case(*sizes, shape.causal)) in shipped, shape.id
+            case = choose(shape, room).config.case(SM90)
+            assert (case.load, case.constants, case.num_warps, case.num_stages) in launched, shape.id
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda architecture: f"sm_{architecture.number}")
-def test_names_are_unique(architecture):
-    names = [case.name for case in shipped_cases(room_of(architecture))]
-    assert len(names) == len(set(names))
-
-
-def test_every_shipped_shape_launches_a_recorded_hopper_kernel():
+def test_the_record_holds_every_shipped_kernel_and_no_other():
     """Read from the file alone, so that a new configuration is asked for where no compiler is."""
     record = json.loads(resource_gate.RECORD.read_text())
-    names = {f"{case.name} | sm_90" for case in hopper_cases()}
-    assert len(names) == len(list(hopper_cases())) > 10, "names are unique"
-    versions = [version for version in record if version.startswith("nvrtc")]
-    assert versions
-    for version in versions:
-        assert set(record[version]) == names, version
+    triton, cuda = set(shipped_cases(TritonCase)), set(shipped_cases(CudaCase))
+    assert len(triton) == 25 * len(ARCHITECTURES) and len(cuda) > 10
+    assert {version.split()[0] for version in record} == {"triton", "nvrtc"}
+    for version, kernels in record.items():
+        assert set(kernels) == (triton if version.startswith("triton") else cuda), version
+
+
+def test_a_family_names_no_two_kernels_alike():
+    for family in load_families().values():
+        keys = [case.key for case in family.kernel_cases()]
+        assert len(keys) == len(set(keys)), family.name
 
 
 needs_nvrtc = pytest.mark.skipif(nvrtc_version() is None, reason="needs NVRTC: pip install 'rooflane[hopper]'")
-SMALL_BATCH = rowblock_plan(Shape("small", 1, 128, 128, 4, 128, 4, True), 132)
-LARGE_BATCH = warpgroup_plan(Shape("large", 64, 128, 128, 4, 128, 4, True), 132)
+SMALL_BATCH = RowBlocks.try_plan(Shape("small", 1, 128, 128, 4, 128, 4, True), H200)
+LARGE_BATCH = Warpgroups.try_plan(Shape("large", 64, 128, 128, 4, 128, 4, True), H200)
 
 
-def compared(case, name):
-    return compare(load_record(nvrtc_version()), {f"{name} | sm_90": measure_hopper(case)})
+def compared(case, key):
+    return compare(load_record(nvrtc_version()), {key: measure(case)})
 
 
 @needs_nvrtc
-def test_a_hopper_kernel_is_as_recorded():
-    case = hopper_case(SMALL_BATCH)
-    assert compared(case, case.name) == []
+def test_a_cuda_kernel_is_as_recorded():
+    case = SMALL_BATCH.case(SM90)
+    assert compared(case, case.key) == []
 
 
 @needs_nvrtc
 def test_a_ring_that_does_not_fit_fails(monkeypatch):
-    name = hopper_case(LARGE_BATCH).name
-    monkeypatch.setattr(WarpgroupPlan, "stages", LARGE_BATCH.stages + 1)
-    (line,) = compared(hopper_case(LARGE_BATCH), name)
+    key = LARGE_BATCH.case(SM90).key
+    monkeypatch.setattr(Warpgroups, "stages", LARGE_BATCH.stages + 1)
+    (line,) = compared(LARGE_BATCH.case(SM90), key)
     assert "blocks an SM 1 -> 0" in line
 
 
 @needs_nvrtc
 def test_registers_for_two_programs_spill_and_fail():
-    case = hopper_case(SMALL_BATCH)
+    case = SMALL_BATCH.case(SM90)
     bounds = "__launch_bounds__(THREADS, 1)"
     assert bounds in case.source
     changed = dataclasses.replace(case, source=case.source.replace(bounds, "__launch_bounds__(THREADS, 2)"))
-    (line,) = compared(changed, case.name)
+    (line,) = compared(changed, case.key)
     assert "spilled bytes" in line
 
 
@@ -204,55 +178,44 @@ def test_shipped_kernels_are_as_recorded():
 
 
 @pytest.mark.slow
-def test_the_record_holds_what_the_compiler_makes():
-    """One kernel an architecture, compiled whatever its digest says."""
-    done = compiled_for_real("-c", SAMPLE)
+def test_the_record_is_what_the_compiler_makes_and_a_changed_kernel_is_compiled_again():
+    """One kernel an architecture is compiled whatever its digest says; one with half its warps spills."""
+    done = compiled_for_real("-c", COMPILED)
     assert done.returncode == 0, done.stderr
-    found, recorded = json.loads(done.stdout)
-    assert len(found) == len(ARCHITECTURES) and found == recorded
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("change", ["warps", "stages", "constant", "architecture"])
-def test_a_changed_kernel_is_compiled_again(change):
-    done = compiled_for_real("-c", DIGESTS)
-    assert done.returncode == 0, done.stderr
-    digests = json.loads(done.stdout)
-    assert digests["same"] == digests["recorded"] != digests[change]
+    found = json.loads(done.stdout)
+    assert found["measured"] == found["sample"] and len(found["sample"]) == len(ARCHITECTURES)
+    assert found["same"] == found["recorded"]
+    # Warps, stages, a constant, the architecture: each is part of the digest.
+    assert len({found["same"], *found["others"]}) == 5
+    (line,) = found["spilled"]
+    assert SPILLING in line and "spilled bytes" in line
 
 
 @needs_nvrtc
 def test_a_kernel_whose_digest_stands_in_the_record_is_not_compiled(monkeypatch):
     recorded = load_record(nvrtc_version())
-    name = f"{hopper_case(SMALL_BATCH).name} | sm_90"
+    cases, name = shipped_cases(CudaCase), SMALL_BATCH.case(SM90).key
     asked = {}
 
-    def compile_none(measure_one, jobs):
-        asked.update(jobs)
-        return dict.fromkeys(jobs, BASE)
+    def compile_none(cases):
+        asked.update(cases)
+        return dict.fromkeys(cases, BASE)
 
     monkeypatch.setattr(resource_gate, "_in_parallel", compile_none)
-    assert measure_all_hopper(recorded) == {key: Resources(**values) for key, values in recorded.items()}
+    assert measure_all(cases, recorded) == {key: Resources(**values) for key, values in recorded.items()}
     assert not asked
     for stale in ({"code": "another"}, {"code": ""}):
-        found = measure_all_hopper(recorded | {name: recorded[name] | stale})
+        asked.clear()
+        found = measure_all(cases, recorded | {name: recorded[name] | stale})
         assert list(asked) == [name] and found[name] == BASE
-    assert set(measure_all_hopper()) == set(asked) == set(recorded), "with no record everything is compiled"
+    assert set(measure_all(cases)) == set(asked) == set(recorded), "with no record everything is compiled"
 
 
-def test_the_digest_of_a_hopper_kernel_is_of_its_text_its_launch_and_the_compilers_options(monkeypatch):
-    case = hopper_case(LARGE_BATCH)
-    digest = code_key(case, HOPPER)
-    assert digest == code_key(hopper_case(LARGE_BATCH), HOPPER)
-    assert digest != code_key(dataclasses.replace(case, source=case.source + " "), HOPPER)
-    assert digest != code_key(dataclasses.replace(case, plan=SMALL_BATCH), HOPPER)
+def test_the_digest_of_a_cuda_kernel_is_of_its_text_its_launch_and_the_compilers_options(monkeypatch):
+    case = LARGE_BATCH.case(SM90)
+    digest = code_key(case)
+    assert digest == code_key(LARGE_BATCH.case(SM90))
+    for change in ({"source": case.source + " "}, {"threads": 256}, {"shared_bytes": case.shared_bytes + 16}):
+        assert digest != code_key(dataclasses.replace(case, **change))
     monkeypatch.setattr(cuda_kernel, "OPTIONS", (*cuda_kernel.OPTIONS, "--use_fast_math"))
-    assert digest != code_key(case, HOPPER)
-
-
-@pytest.mark.slow
-def test_a_configuration_that_spills_fails():
-    done = compiled_for_real("-c", CHANGED)
-    assert done.returncode == 0, done.stderr
-    (line,) = json.loads(done.stdout)
-    assert f"{resident_case(*SPILLING).name} | sm_90" in line and "spilled bytes" in line
+    assert digest != code_key(case)
