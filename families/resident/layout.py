@@ -11,8 +11,7 @@ from rooflane.shapes import Shape
 BLOCK_ROWS = 16
 # Columns of heads side by side, and hidden columns of one tile, up to which a kernel takes them in one step.
 STEP_COLUMNS = 128
-# Columns of a tile of narrow heads: the least a tensor core takes (H200, 16 heads of 8: tiles of 16 columns 102 us, of
-# 32 141, since every head of a tile pays the tile's width in its own products).
+# Columns of a tile of narrow heads: the fewest a tensor core takes. Every head of a tile pays the tile's width.
 PACKED_COLUMNS = 16
 
 

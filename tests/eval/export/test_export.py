@@ -101,12 +101,12 @@ def test_the_file_holds_the_cuda_kernels_as_the_package_does(load, root):
     compile(found.text, "submission.py", "exec")
     assert {"RowBlocks", "pack_fragments", "compile_cubin", "host_module"} <= defined(found.text)
     module = load(found)
-    small = choose(shape, HOPPER)
-    assert isinstance(small, RowblockPlan)
-    mine = module.rowblock_source(module.choose(shape, module.HOPPER).constants(True, False))
-    assert mine == rowblock_source(small.constants(True, False)) and "resident_rowblocks(" in mine
-    sizes = warpgroup_plan(shape, HOPPER.units).constants(True, False)
-    assert module.warpgroup_source(sizes) == warpgroup_source(sizes)
+    small = choose(shape, H200).config
+    assert isinstance(small, RowBlocks)
+    mine = module.choose(shape, module.H200).config.source(True, False)
+    assert mine == small.source(True, False) and "resident_rowblocks(" in mine
+    wide = Warpgroups.try_plan(shape, H200).source(True, False)
+    assert module.Warpgroups.try_plan(shape, module.H200).source(True, False) == wide
 
 
 def test_the_file_holds_no_family_the_shapes_do_not_need():
