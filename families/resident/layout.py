@@ -74,5 +74,6 @@ def too_many_rows(shape: Shape, room: Room) -> str:
     """Return why thin blocks of rows do not pay, "" where a multiprocessor has at most one."""
     if shape.seq_len <= BLOCK_ROWS:
         return f"a sequence of {shape.seq_len} is one block of {BLOCK_ROWS} rows: nothing to split"
-    blocks = row_blocks(shape)
-    return f"{blocks} blocks of {BLOCK_ROWS} rows are more than {room.units} multiprocessors" if blocks > room.units else ""
+    if row_blocks(shape) > room.units:
+        return f"{row_blocks(shape)} blocks of {BLOCK_ROWS} rows are more than {room.units} multiprocessors"
+    return ""

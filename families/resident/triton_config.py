@@ -146,6 +146,4 @@ class TritonConfig(ResidentConfig):
         shape, constants = self.shape, self.constants(masked=True)
         name = f"resident {self.kernel} d{shape.d_model} h{shape.num_heads} f{shape.ffn_dim}"
         name += f" s{shape.seq_len} b{shape.batch_size}"
-        return TritonCase(
-            name, architecture, self.function, self.TYPES, constants, self.num_warps, self.num_stages
-        )
+        return TritonCase(name, architecture, self.function, self.TYPES, constants, self.num_warps, self.num_stages)

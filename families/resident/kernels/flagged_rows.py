@@ -38,7 +38,9 @@ class FlaggedRows(TritonConfig):
         if not columns == padded(columns) <= STEP_COLUMNS or ffn > STEP_COLUMNS:
             return f"its heads or its feed-forward take more than one step of {STEP_COLUMNS} columns"
         if room.shared_bytes < SHARED_BYTES:
-            return f"needs {SHARED_BYTES >> 10} KiB of shared memory a program, the device has {room.shared_bytes >> 10}"
+            return (
+                f"needs {SHARED_BYTES >> 10} KiB of shared memory a program, the device has {room.shared_bytes >> 10}"
+            )
         return cls(shape, BLOCK_ROWS, ffn, 8, 1)
 
     @staticmethod

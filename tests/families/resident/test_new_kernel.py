@@ -1,4 +1,4 @@
-"""A new resident kernel is one file (with its .cuh) and its entry in the ladder: added here to a copy of the package."""
+"""A new resident kernel is one file (with its .cuh) and its entry in the ladder: shown in a copy of the package."""
 
 from __future__ import annotations
 

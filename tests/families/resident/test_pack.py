@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from importlib.resources import files
 import re
+from importlib.resources import files
 
 import pytest
 import torch
