@@ -71,11 +71,11 @@ def twin(stack):
 
 def packs(model):
     from rooflane.families.resident.layout import layout_of
-    from rooflane.families.resident.pack import pack_resident
+    from rooflane.families.resident.pack import pack_padded
     from rooflane.shapes import Shape
 
     layout = layout_of(Shape("s", B, S, D, H, F, L), 16)
-    return pack_lean(model, torch.float16) | pack_resident(model, layout, torch.float16)
+    return pack_lean(model, torch.float16) | pack_padded(model, layout, torch.float16)
 
 
 def test_the_packers_read_a_view_as_they_read_a_baseline(stack, twin):

@@ -22,9 +22,9 @@ from rooflane.eval.export.sources import LIBRARIES
 from rooflane.eval.submit.parse import parse_output
 from rooflane.eval.worker.candidates import build_candidate, parse_candidate, plan_candidate
 from rooflane.families.resident.choice import choose
-from rooflane.families.resident.config import HOPPER
-from rooflane.families.resident.hopper.plan import RowblockPlan, warpgroup_plan
-from rooflane.families.resident.hopper.source import rowblock_source, warpgroup_source
+from rooflane.families.resident.config import H200
+from rooflane.families.resident.kernels.sm90_row_blocks import RowBlocks
+from rooflane.families.resident.kernels.sm90_warpgroups import Warpgroups
 from rooflane.shapes import Shape, load_shapes
 
 SMALL = Shape("small", 2, 24, 32, 2, 48, 2, True)
@@ -99,14 +99,14 @@ def test_the_file_holds_the_cuda_kernels_as_the_package_does(load, root):
     (shape,) = [shape for shape in load_shapes(root / "shapes" / "published.csv") if shape.id == "2"]
     found = exported([shape], profile="h200")
     compile(found.text, "submission.py", "exec")
-    assert {"HopperBinder", "pack_hopper", "compile_cubin", "host_module"} <= defined(found.text)
+    assert {"RowBlocks", "pack_fragments", "compile_cubin", "host_module"} <= defined(found.text)
     module = load(found)
-    small = choose(shape, HOPPER)
-    assert isinstance(small, RowblockPlan)
-    mine = module.rowblock_source(module.choose(shape, module.HOPPER).constants(True, False))
-    assert mine == rowblock_source(small.constants(True, False)) and "resident_rowblocks(" in mine
-    sizes = warpgroup_plan(shape, HOPPER.units).constants(True, False)
-    assert module.warpgroup_source(sizes) == warpgroup_source(sizes)
+    small = choose(shape, H200).config
+    assert isinstance(small, RowBlocks)
+    mine = module.choose(shape, module.H200).config.source(True, False)
+    assert mine == small.source(True, False) and "resident_rowblocks(" in mine
+    wide = Warpgroups.try_plan(shape, H200).source(True, False)
+    assert module.Warpgroups.try_plan(shape, module.H200).source(True, False) == wide
 
 
 def test_the_file_holds_no_family_the_shapes_do_not_need():
@@ -207,7 +207,7 @@ COMPILE = """
 import importlib.util, re, sys, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from rooflane.families.resources.shipped import shipped_cases
+from rooflane.families.resources.resource_gate import shipped_cases
 spec = importlib.util.spec_from_file_location("exported", sys.argv[1])
 exported = importlib.util.module_from_spec(spec)
 sys.modules["exported"] = exported
@@ -221,10 +221,10 @@ def ptx(case, function):
     kept = re.sub(r"(?m)^\\s*(\\.loc|\\.file|//).*$", "", compiled.asm["ptx"])
     return [line.strip() for line in kept.split(".section")[0].splitlines() if line.strip()]
 wanted = ("gelu", "add_norm d128", "mask_extent")  # seconds to compile; the others' text is compared above
-cases = [case for case in shipped_cases() if case.name in wanted]
+cases = [case for case in shipped_cases().values() if case.name in wanted and case.architecture.number == 90]
 assert len(cases) == 3
 for case in cases:
-    mine, ours = ptx(case, getattr(exported, case.function.__name__)), ptx(case, case.function)
+    mine, ours = ptx(case, getattr(exported, case.load().__name__)), ptx(case, case.load())
     assert len(ours) > 20 and mine == ours, case.name
 print("same")
 """

@@ -1,22 +1,22 @@
-"""The Hopper kernels' packed tiles against float64: the forward computed from the tiles alone, as the kernel does."""
+"""The sm90 kernels' packed tiles against float64: the forward computed from the tiles alone, as the kernel does."""
 
 from __future__ import annotations
 
 import inspect
 import re
+from importlib.resources import files
 
 import pytest
 import torch
 from torch.nn.functional import gelu, layer_norm
 
-import rooflane.families.resident.parts as parts_module
-from rooflane.families.resident.hopper.pack import pack_hopper
-from rooflane.families.resident.hopper.parts import PARTS
-from rooflane.families.resident.hopper.plan import WarpgroupPlan, rowblock_plan, warpgroup_plan
-from rooflane.families.resident.hopper.rowwarp_plan import rowwarp_plan
+import rooflane.families.resident.triton_steps as triton_steps
+from rooflane.families.resident.config import H200
+from rooflane.families.resident.kernels.sm90_row_blocks import RowBlocks
+from rooflane.families.resident.kernels.sm90_row_warps import RowWarps
+from rooflane.families.resident.kernels.sm90_warpgroups import Warpgroups
 from rooflane.shapes import Shape
 
-H200_UNITS = 132
 # Half-precision weights, everything else in float64, two layers.
 TOLERANCE = 4e-3
 BOTH = (torch.float16, torch.bfloat16)
@@ -91,8 +91,8 @@ CASES = [
 @pytest.mark.parametrize("kind", ["prefix", "holes"])
 def test_packed_tiles_hold_the_model(make_case, shape, kind):
     model, x, mask, expected = make_case(shape, 5, kind)
-    plan = warpgroup_plan(shape, H200_UNITS)
-    packed = pack_hopper(model, plan, torch.float16)
+    plan = Warpgroups.try_plan(shape, H200)
+    packed = plan.pack(model, torch.float16)
     assert packed["tiles"].numel() + packed["floats"].numel() * 4 == plan.packed_bytes
     out = walk(packed, plan, x, mask, 1e-5)
     assert (out - expected).abs().max() <= TOLERANCE
@@ -165,27 +165,27 @@ ROWWARP_CASES = [
     Shape("both-ways", 3, 17, 64, 4, 200, 2, False),
     Shape("token", 1, 1, 16, 1, 16, 1, True),
 ]
-TILED_CASES = [(shape, rowblock_plan) for shape in ROWBLOCK_CASES] + [(shape, rowwarp_plan) for shape in ROWWARP_CASES]
+TILED_CASES = [(shape, RowBlocks) for shape in ROWBLOCK_CASES] + [(shape, RowWarps) for shape in ROWWARP_CASES]
 
 
-@pytest.mark.parametrize(("shape", "plan_of"), TILED_CASES, ids=lambda value: getattr(value, "id", None))
+@pytest.mark.parametrize(("shape", "kernel"), TILED_CASES, ids=lambda value: getattr(value, "id", None))
 @pytest.mark.parametrize("kind", ["prefix", "holes"])
-def test_packed_fragments_hold_the_model(make_case, shape, plan_of, kind):
+def test_packed_fragments_hold_the_model(make_case, shape, kernel, kind):
     model, x, mask, expected = make_case(shape, 5, kind)
-    plan = plan_of(shape, H200_UNITS)
-    packed = pack_hopper(model, plan, torch.float16)
+    plan = kernel.try_plan(shape, H200)
+    packed = plan.pack(model, torch.float16)
     assert packed["tiles"].numel() + packed["floats"].numel() * 4 == plan.packed_bytes
     out = walk_fragments(packed, plan, x, mask, 1e-5)
     assert (out - expected).abs().max() <= TOLERANCE
 
 
-@pytest.mark.parametrize("plan_of", [warpgroup_plan, rowblock_plan, rowwarp_plan])
-def test_bfloat16_operands_hold_the_model_as_closely_as_they_can(make_case, plan_of):
-    shape = Shape("bfloat16", 1, 20, 64, 2, 64, 1, True)
+@pytest.mark.parametrize("kernel", [Warpgroups, RowBlocks, RowWarps])
+def test_bfloat16_operands_hold_the_model_as_closely_as_they_can(make_case, kernel):
+    shape = Shape("bfloat16", 1, 40, 64, 2, 64, 1, True)
     model, _, _, _ = make_case(shape, 5, "none")
-    plan = plan_of(shape, H200_UNITS)
-    half, brain = (pack_hopper(model, plan, dtype)["tiles"].view(-1, plan.tile_bytes) for dtype in BOTH)
-    operands = plan.tile_bytes - (4 * plan.bias_floats if not isinstance(plan, WarpgroupPlan) else 0)
+    plan = kernel.try_plan(shape, H200)
+    half, brain = (plan.pack(model, dtype)["tiles"].view(-1, plan.tile_bytes) for dtype in BOTH)
+    operands = plan.tile_bytes - (0 if kernel is Warpgroups else 4 * shape.d_model)
     assert torch.equal(half[:, operands:], brain[:, operands:]), "biases are float32 whatever the operands"
     halves, brains = half[:, :operands].view(torch.float16).double(), brain[:, :operands].view(torch.bfloat16).double()
     assert ((halves - brains).abs() <= halves.abs() * 2**-8 + 2**-24).all()
@@ -193,6 +193,7 @@ def test_bfloat16_operands_hold_the_model_as_closely_as_they_can(make_case, plan
 
 def test_both_languages_have_one_gelu():
     """The polynomial stands in Triton and in CUDA C++: the same coefficients, highest power first."""
-    triton_text, cuda_text = inspect.getsource(parts_module), PARTS
+    cuda = (files("rooflane.families.resident.kernels") / "sm90_steps.cuh").read_text()
+    triton_text, cuda_text = inspect.getsource(triton_steps), cuda
     numbers = [re.findall(r"-?\d\.\d{6,}e-\d+", text) for text in (triton_text, cuda_text)]
     assert numbers[0] == numbers[1] and len(numbers[0]) == 7

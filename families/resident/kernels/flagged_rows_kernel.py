@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rooflane.families.resident.parts import gelu, normalise, softmax
+from rooflane.families.resident.triton_steps import gelu, normalise, softmax
 
 
 @triton.jit

@@ -1,8 +1,7 @@
-"""CUDA source the Hopper kernels share: instructions, row reductions, GELU, the stream of weight tiles."""
+// Instructions, row reductions, GELU and the stream of weight tiles that the sm90 kernels share.
+//
+// The including file defines D, STAGES, BF16, IO and TILE_BYTES first.
 
-from __future__ import annotations
-
-PARTS = r"""
 typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef unsigned char u8;
@@ -22,22 +21,26 @@ __device__ __forceinline__ void barrier_arrive(u32 barrier) {
 __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
   asm volatile(
       "{\n.reg .pred done;\nWAIT:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra WAIT;\n}" ::"r"(barrier), "r"(parity)
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra WAIT;\n}" ::"r"(barrier),
+      "r"(parity)
       : "memory");
 }
 
 __device__ __forceinline__ void copy_tile(u32 to, const u8* from, u32 barrier) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "n"(TILE_BYTES) : "memory");
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
-      "n"(TILE_BYTES), "r"(barrier)
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+      "l"(from), "n"(TILE_BYTES), "r"(barrier)
       : "memory");
 }
 
 template <int ID, int COUNT>
-__device__ __forceinline__ void named_sync() { asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(COUNT) : "memory"); }
+__device__ __forceinline__ void named_sync() {
+  asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(COUNT) : "memory");
+}
 template <int ID, int COUNT>
-__device__ __forceinline__ void named_arrive() { asm volatile("bar.arrive %0, %1;" ::"n"(ID), "n"(COUNT) : "memory"); }
+__device__ __forceinline__ void named_arrive() {
+  asm volatile("bar.arrive %0, %1;" ::"n"(ID), "n"(COUNT) : "memory");
+}
 
 // Make ordinary stores to shared memory visible to the products that read it.
 __device__ __forceinline__ void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -85,7 +88,10 @@ __device__ __forceinline__ float2 load_shared(u32 address) {
 }
 
 // Keep the compiler from working out what follows from x outside a loop, and holding it in registers there are not.
-__device__ __forceinline__ u32 opaque(u32 x) { asm volatile("" : "+r"(x)); return x; }
+__device__ __forceinline__ u32 opaque(u32 x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
 
 __device__ __forceinline__ float quad_sum(float x) {
   x += __shfl_xor_sync(~0u, x, 1);
@@ -97,7 +103,7 @@ __device__ __forceinline__ float quad_max(float x) {
   return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
 }
 
-// x Phi(x), Phi by a polynomial in x^2 cut to [0, 1]: that of the Triton kernels (families/resident/parts.py).
+// x Phi(x), Phi by a polynomial in x^2 cut to [0, 1]: that of the Triton kernels (families/resident/triton_steps.py).
 __device__ __forceinline__ float gelu(float x) {
   float square = x * x;
   float slope = 4.312710527333037e-08f;
@@ -115,7 +121,7 @@ struct Stream {
   u32 tiles, full, empty, slot, phase, left, within, length;
   const u8* source;
 
-  // Ask for the next tile into slot `to`, once its use a round ago is over; a barrier nobody arrived at yet lets the
+  // Copy the next tile into slot `to`, once its use a round ago is over; a barrier nobody arrived at yet lets the
   // odd parity through.
   __device__ __forceinline__ void request(u32 to, u32 parity) {
     barrier_wait(empty + to * 8, parity);
@@ -130,7 +136,7 @@ struct Stream {
     return tiles + slot * TILE_BYTES;
   }
 
-  // Say that this warp has used the tile.
+  // Signal that this warp has used the tile.
   __device__ __forceinline__ void used() {
     __syncwarp();
     if (threadIdx.x % 32 == 0) barrier_arrive(empty + slot * 8);
@@ -168,10 +174,8 @@ __device__ __forceinline__ u32 narrow(float x, float y) {
   return z;
 }
 #endif
-"""
 
-# A product of 16 rows and eight columns over 16, of one warp.
-WARP_PRODUCT = r"""
+// A product of 16 rows and eight columns over 16, of one warp.
 __device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 #if BF16
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
@@ -179,7 +183,6 @@ __device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u3
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
 #endif
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-"""

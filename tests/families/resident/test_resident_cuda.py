@@ -15,18 +15,19 @@ from rooflane.eval.check.truth import STRESSES, Truth, run_stress
 from rooflane.families import get_family
 from rooflane.families.resident.build import build_configured, room_of
 from rooflane.families.resident.choice import choose
-from rooflane.families.resident.config import HOPPER, resident_config
-from rooflane.families.resident.hopper.plan import RowblockPlan, WarpgroupPlan
-from rooflane.families.resident.hopper.rowwarp_plan import RowwarpPlan
+from rooflane.families.resident.config import H200 as H200_ROOM
+from rooflane.families.resident.kernels.sm90_row_blocks import RowBlocks
+from rooflane.families.resident.kernels.sm90_row_warps import RowWarps
+from rooflane.families.resident.kernels.sm90_warpgroups import Warpgroups
 from rooflane.shapes import Shape, load_shapes
 
 pytestmark = pytest.mark.gpu
 
 SEEDS = 8
-SHAPES = Path(__file__).parents[2] / "shapes"
+SHAPES = Path(__file__).parents[3] / "shapes"
 # Large enough to wait on each other and small enough to be repeated thousands of times.
 ROWS, LARGE = Shape("rows", 16, 128, 128, 4, 128, 4, True), Shape("halves", 60, 128, 128, 4, 128, 4, True)
-# What passes keys between programs: Hopper kernels, which the family picks, and Triton's two modes with flags.
+# What passes keys between programs: sm90 kernels, which the family picks, and Triton's two modes with flags.
 SPLIT = [
     ("rowblocks", ROWS),
     ("rowwarps over four", replace(ROWS, d_model=32, ffn_dim=32)),
@@ -38,25 +39,36 @@ REPEATS = 3000
 
 
 class H200:
-    kind, capability, shared_memory_bytes, units = "cuda", (9, 0), HOPPER.shared_bytes, HOPPER.units
+    kind, capability, shared_memory_bytes, units = "cuda", (9, 0), H200_ROOM.shared_bytes, H200_ROOM.units
 
 
 def build_split(name, model, shape, device):
     """Return the forward of a kernel by name, as the family builds it."""
     if name.startswith("row"):
-        return build_hopper_kind(RowblockPlan if name == "rowblocks" else RowwarpPlan, model, shape, device)
-    config = resident_config(shape, room_of(device))
-    if config.mode != name:
-        pytest.skip(f"this device takes {config.mode} for the shape")
-    return build_configured(model, shape, device, torch.float16, config)
+        return build_sm90(RowBlocks if name == "rowblocks" else RowWarps, model, shape, device)
+    config = triton_config(shape, device)
+    if config.kernel != name:
+        pytest.skip(f"this device takes {config.kernel} for the shape")
+    return build_triton(model, shape, device)
 
 
-def build_hopper_kind(kind, model, shape, device):
-    """Return the family's forward for a shape that it must give to one Hopper kernel."""
+def triton_config(shape, device):
+    """Return the configuration a shape takes where no sm90 kernel stands before Triton's."""
+    return choose(shape, replace(room_of(device), sm90=False)).config
+
+
+def build_triton(model, shape, device):
+    """Return the forward of that configuration."""
+    config = triton_config(shape, device)
+    return build_configured(model, device, torch.float16, config, room_of(device).units)
+
+
+def build_sm90(kind, model, shape, device):
+    """Return the family's forward for a shape that it must give to one sm90 kernel."""
     room = room_of(device)
-    if not room.warpgroups:
+    if not room.sm90:
         pytest.skip("needs compute capability 9.0 and cuda-bindings")
-    assert isinstance(choose(shape, room), kind)
+    assert type(choose(shape, room).config) is kind
     return get_family("resident").build(model, shape, device)
 
 
@@ -100,7 +112,7 @@ def test_passes_at_eight_seeds(shape, record_property):
     record_property("worst_use", worst)
 
 
-# Triton's kernels where a Hopper one stands before them: whole sequences, halves, feed-forwards wider than the model.
+# Triton's kernels where an sm90 one stands before them: whole sequences, halves, feed-forwards wider than the model.
 TRITON = [
     Shape("halves", 64, 128, 32, 4, 128, 2, True),
     Shape("halves-one-head", 60, 100, 32, 1, 64, 2, True),
@@ -115,7 +127,7 @@ TRITON = [
 def test_tritons_kernels_hold_on_every_device(make_case, shape):
     device = torch.device("cuda")
     model, x, mask, expected = make_case(shape, 5, "prefix")
-    forward = build_configured(model, shape, device, torch.float16, resident_config(shape, room_of(device)))
+    forward = build_triton(model, shape, device)
     with torch.inference_mode():
         for _ in range(20):  # wrong code may give the right numbers now and then
             poison(x)
@@ -164,10 +176,10 @@ def test_two_forwards_on_two_streams_do_not_wait_for_each_other_for_ever(name, s
 
 
 BUILDERS = {
-    "rowblocks": (ROWS, lambda *arguments: build_hopper_kind(RowblockPlan, *arguments)),
-    "rowwarps": (replace(ROWS, d_model=32), lambda *arguments: build_hopper_kind(RowwarpPlan, *arguments)),
-    "warpgroups": (LARGE, lambda *arguments: build_hopper_kind(WarpgroupPlan, *arguments)),
-    "triton": (ROWS, lambda *arguments: build_configured(*arguments, torch.float16, resident_config(arguments[1]))),
+    "rowblocks": (ROWS, lambda *arguments: build_sm90(RowBlocks, *arguments)),
+    "rowwarps": (replace(ROWS, d_model=32), lambda *arguments: build_sm90(RowWarps, *arguments)),
+    "warpgroups": (LARGE, lambda *arguments: build_sm90(Warpgroups, *arguments)),
+    "triton": (ROWS, build_triton),
 }
 
 

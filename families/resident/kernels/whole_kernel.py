@@ -1,13 +1,9 @@
 """Sequences through every layer in one launch, the fp32 residual in registers from input to output.
 
-Ladder
-- whole: a program holds all rows of a sequence, or of several short ones.
-- halves: two programs of 64 rows and four warps share a causal sequence, for batches that leave the device half empty.
-  The dependency runs one way: the second half awaits the keys and values of the first, a flag a layer; the first awaits
-  nothing and stands before it in launch order, so the wait ends however few programs run at a time.
-- both halves in turn in one program, two programs a multiprocessor, for large batches: 5.3 ms on shape 6 (H200) where
-  whole took 4.9. Two independent programs wait as much as one of eight warps, and weights are streamed twice.
-- eager: 132 launches and every intermediate through device memory.
+Whole: a program holds all rows of a sequence, or of several short ones.
+Halves: two programs of 64 rows and four warps share a causal sequence, for batches that leave the device half empty.
+The second half waits for the first one's keys and values, a flag a layer. The first half waits for nothing and comes
+first in launch order, so the wait ends however few programs run at a time.
 
 Folded into the packed weights (pack.py): LayerNorm's scale and shift, the softmax scale and log2(e), and the value
 bias. The key bias adds the same number to every score of a row, which softmax cancels, so it is dropped.
@@ -18,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rooflane.families.resident.parts import feed_forward, normalise
+from rooflane.families.resident.triton_steps import feed_forward, normalise
 
 # Columns of a tile up to which its keys and values fit the registers as one product.
 FUSED_HEAD = tl.constexpr(64)

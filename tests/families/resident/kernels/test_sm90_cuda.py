@@ -1,4 +1,4 @@
-"""The Hopper kernels on an H200: every element of a poisoned output against float64, whatever stands ragged."""
+"""The sm90 kernels on an H200: every element of a poisoned output against float64, whatever stands ragged."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import torch
 
 from rooflane.families.resident.build import room_of
 from rooflane.families.resident.choice import choose
-from rooflane.families.resident.config import HOPPER
-from rooflane.families.resident.hopper.bind import HopperBinder
-from rooflane.families.resident.hopper.pack import pack_hopper
-from rooflane.families.resident.hopper.plan import RowblockPlan, WarpgroupPlan
-from rooflane.families.resident.hopper.rowwarp_plan import RowwarpPlan
+from rooflane.families.resident.config import H200
+from rooflane.families.resident.kernels.sm90_row_blocks import RowBlocks
+from rooflane.families.resident.kernels.sm90_row_warps import RowWarps
+from rooflane.families.resident.kernels.sm90_warpgroups import Warpgroups
 from rooflane.families.runtime.call_checks import operand_dtype
 from rooflane.families.runtime.launch import raw_stream
 from rooflane.shapes import Shape
@@ -32,7 +31,7 @@ ROWBLOCKS = [
     Shape("six-heads", 3, 127, 96, 6, 96, 2, True),
     Shape("long-feed-forward", 2, 17, 128, 2, 512, 2, True),
 ]
-# Row warps: a sequence over four programs, over two, in one, several a program; with twins and without; causal and not;
+# Row warps: a sequence over four programs, over two, in one, several a program; with pairs and without; causal and not;
 # heads of 8 to 64 columns, taken one to four at a time; padded hidden columns; one token; more units than the device
 # holds, the last one not full.
 ROWWARPS = [
@@ -53,7 +52,7 @@ ROWWARPS = [
     Shape("short-both-ways", 1099, 29, 64, 4, 64, 2, False),
     Shape("shortest", 1111, 7, 48, 2, 48, 2, True),
 ]
-# Warpgroups: sequences of one band and of two, causal and not, heads the twins share and heads each has its own, of 8
+# Warpgroups: sequences of one band and of two, causal and not, heads a pair shares and heads each has its own, of 8
 # to 128 columns, padded hidden columns; then several short sequences a block and more blocks than the device holds,
 # the last block not full.
 WARPGROUPS = [
@@ -70,7 +69,7 @@ WARPGROUPS = [
 ]
 SINGLE = [
     (shape, kernel)
-    for shapes, kernel in ((ROWBLOCKS, RowblockPlan), (ROWWARPS, RowwarpPlan), (WARPGROUPS, WarpgroupPlan))
+    for shapes, kernel in ((ROWBLOCKS, RowBlocks), (ROWWARPS, RowWarps), (WARPGROUPS, Warpgroups))
     for shape in shapes
 ]
 HALVES = [
@@ -83,10 +82,10 @@ CASES = SINGLE + HALVES
 
 
 @pytest.fixture
-def hopper():
+def h200():
     device = torch.device("cuda")
     room = room_of(device)
-    if not room.warpgroups or room.units != HOPPER.units:
+    if not room.sm90 or room.units != H200.units:
         pytest.skip("the sizes are chosen for an H200's multiprocessors")
     return device, room
 
@@ -95,16 +94,16 @@ def hopper():
     ("shape", "kernel"), CASES, ids=[f"{kernel.__name__}-{shape.id}-{shape.dtype}" for shape, kernel in CASES]
 )
 @pytest.mark.parametrize("kind", ["none", "prefix", "holes"])
-def test_every_element_is_written_and_equals_float64(make_case, hopper, shape, kernel, kind):
-    device, room = hopper
+def test_every_element_is_written_and_equals_float64(make_case, h200, shape, kernel, kind):
+    device, room = h200
     model, x, mask, expected = make_case(shape, 5, kind)
-    plan = choose(shape, room)
-    assert isinstance(plan, kernel)
+    config = choose(shape, room).config
+    assert type(config) is kernel
     operands = operand_dtype(None, shape, device.type)
     with torch.no_grad():
-        packed = pack_hopper(model, plan, operands)
+        packed = config.pack(model, operands)
     out = torch.empty_like(x)
-    launch = HopperBinder(plan, packed, operands, model.final_norm.eps, room.units)(x, mask, out)
+    launch = config.binder(packed, operands, model.final_norm.eps, room.units)(x, mask, out)
     for _ in range(2):  # the second launch finds the flags as the first left them
         out.fill_(float("nan"))
         launch(raw_stream(x.device.index or 0), x, mask, out)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rooflane.families.resident.parts import feed_forward, normalise, softmax
+from rooflane.families.resident.triton_steps import feed_forward, normalise, softmax
 
 
 @triton.jit
