@@ -18,7 +18,6 @@ _HOMES = {
         "update_between_markers",
     ),
     "record.run": ("Run", "open_run"),
-    "stats.selection": ("Selection", "select"),
     "record.settings": ("Settings",),
     "stats.summary": ("Summary", "summarise"),
     "stats.verdict": ("Verdict",),
