@@ -9,15 +9,13 @@ from statistics import fmean, median
 from typing import Any
 
 from rooflane.eval.record.records import ANCHOR, COPY_PREFIX, EAGER, NOOP, Record, RunMeta, Timing
-from rooflane.eval.stats.clocks import dividend, hidden_ns, launch_share
 from rooflane.eval.stats.contamination import Contamination
 from rooflane.eval.stats.estimator import Estimate, shape_logs
 from rooflane.eval.stats.figures import JUDGED_KINDS, NULL, REFERENCE, Cell, Spread
-from rooflane.eval.stats.floor import Floors
 from rooflane.eval.stats.intervals import Interval, TimesError, median_ns, paired_log_ratio, t_interval
 from rooflane.eval.stats.price import break_even_calls, price_interval, price_per_1e9, throughput
-from rooflane.eval.stats.rounds import Rounds
-from rooflane.eval.stats.verdict import Verdict, judge
+from rooflane.eval.stats.rounds import Rounds, dividend, hidden_ns, launch_share
+from rooflane.eval.stats.verdict import Floors, Verdict, judge
 
 # An arm is as bad as its worst process: one failure among eight is a failure.
 SEVERITY = ("ok", "skipped", "infeasible", "unsupported", "oom", "error", "incorrect")

@@ -5,19 +5,70 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from rooflane.eval.exit_codes import EvaluationError, ExitCode
 from rooflane.eval.record.nulls import machine_of, software_of
 from rooflane.eval.record.records import EAGER
-from rooflane.eval.record.run import Run
-from rooflane.eval.stats.comparison_side import Side, find_side
+from rooflane.eval.record.run import Run, open_run
 from rooflane.eval.stats.estimator import Estimate, ShapeEstimate, estimate, welch_by_shape
+from rooflane.eval.stats.evidence import Evidence
 from rooflane.eval.stats.figures import required
-from rooflane.eval.stats.floor import Floor, Floors, find_floors
 from rooflane.eval.stats.intervals import Interval, welch_interval
-from rooflane.eval.stats.verdict import MARGIN, Verdict, judge, judge_campaign
+from rooflane.eval.stats.verdict import MARGIN, Floor, Floors, Verdict, find_floors, judge, judge_campaign
+
+SEPARATOR = "::"
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """One arm of one run."""
+
+    label: str
+    run: Run
+    arm: str
+    evidence: Evidence
+
+    def owes(self, shape: str) -> bool:
+        """Tell whether the run planned the arm on a shape: controls and copies only run where eager fits."""
+        meta = self.run.meta
+        return all(found.id != shape for found in meta.shape_list()) or self.arm in meta.planned(0, shape)
+
+    def unusable(self, shape: str) -> str:
+        """Return why the arm cannot be compared on a shape, empty when it can."""
+        rows = list(self.evidence.measured.rows(shape, self.arm).values())
+        if not self.evidence.measured.rounds.of(shape, self.arm):
+            return f"not measured by {self.label}"
+        if any(row.integrity for row in rows):
+            return f"{self.label} shows evidence of manipulation"
+        if any(row.status == "incorrect" and row.kind == "candidate" for row in rows):
+            return f"{self.label} is wrong"
+        return ""
+
+    def processes(self, shapes: Sequence[str]) -> set[int]:
+        """Return the processes that timed the arm on any of some shapes."""
+        return {process for shape in shapes for process in self.evidence.measured.rounds.of(shape, self.arm)}
+
+    def logs(self, shape: str) -> dict[int, float]:
+        """Return the log of the median event nanoseconds by process."""
+        return {process: math.log(ns) for process, ns in self.evidence.measured.medians(shape, self.arm).items()}
+
+
+def find_side(text: str, run: Run | None) -> Side:
+    """Find the run and arm a text names."""
+    place, separator, arm = text.partition(SEPARATOR)
+    if run is not None and not separator and not Path(place).is_dir():
+        place, arm = "", place
+    found = open_run(place) if place else run
+    arm = arm or found.meta.candidates[0]
+    records = found.records()
+    if not any(record.arm == arm for record in records):
+        known = ", ".join(dict.fromkeys(record.arm for record in records)) or "none yet"
+        raise EvaluationError(f"{text}: run {found.meta.id} has no arm {arm!r}; it has: {known}")
+    return Side(f"{found.meta.id}{SEPARATOR}{arm}", found, arm, Evidence.of(found.meta, records))
+
 
 # Settings that decide how many calls a figure rests on.
 TIMED_BY = ("budget_s", "rounds", "repeats", "warmups")

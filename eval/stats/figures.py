@@ -10,9 +10,8 @@ from rooflane.eval.exit_codes import ExitCode
 from rooflane.eval.record.records import EAGER, RunMeta
 from rooflane.eval.stats.contamination import Contamination
 from rooflane.eval.stats.estimator import ShapeEstimate
-from rooflane.eval.stats.floor import Floor
 from rooflane.eval.stats.intervals import Interval
-from rooflane.eval.stats.verdict import Verdict
+from rooflane.eval.stats.verdict import Floor, Verdict
 from rooflane.shapes import Shape
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from statistics import fmean
 from typing import Any
 
 from rooflane.eval.record.records import EAGER
-from rooflane.eval.stats.assess import Assessment
 from rooflane.eval.stats.cells import Measured
 from rooflane.eval.stats.estimator import Estimate
+from rooflane.eval.stats.evidence import Assessment
 from rooflane.eval.stats.figures import Headline, ShapeRow
 from rooflane.eval.stats.intervals import Interval, t_interval
 from rooflane.eval.stats.price import mix_throughput, price_interval

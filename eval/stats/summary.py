@@ -9,10 +9,8 @@ from typing import Any
 from rooflane.eval.record.nulls import NullResult, null_result
 from rooflane.eval.record.records import COPY_PREFIX, EAGER, Record, RunMeta
 from rooflane.eval.stats.accuracy import accuracy_lines
-from rooflane.eval.stats.assess import Assessment
 from rooflane.eval.stats.cells import Measured, judged, log_ratios, make_cell, process_medians
-from rooflane.eval.stats.clocks import clock_tick_ns
-from rooflane.eval.stats.evidence import Evidence
+from rooflane.eval.stats.evidence import Assessment, Evidence
 from rooflane.eval.stats.figures import (
     LAUNCH_SHARE,
     NULL,
@@ -26,6 +24,7 @@ from rooflane.eval.stats.figures import (
 from rooflane.eval.stats.headline import make_headline
 from rooflane.eval.stats.host_pace import host_pace
 from rooflane.eval.stats.ranking import rank
+from rooflane.eval.stats.rounds import clock_tick_ns
 from rooflane.eval.stats.verdict import LEAST_PROCESSES, Verdict
 from rooflane.shapes import Shape
 

@@ -8,11 +8,10 @@ import pytest
 
 from rooflane.eval import EvaluationError, open_run
 from rooflane.eval.record import run
-from rooflane.eval.stats import assess as assess_module
 from rooflane.eval.stats import estimator, verdict
+from rooflane.eval.stats import evidence as assess_module
 from rooflane.eval.stats.contamination import Contamination
-from rooflane.eval.stats.floor import Floor, Floors
-from rooflane.eval.stats.verdict import Verdict
+from rooflane.eval.stats.verdict import Floor, Floors, Verdict
 
 SMALL = {"shapes": 5, "rounds": 8, "calls": 3}
 EAGER, IDENTITY, MINE = 0, 1, 2

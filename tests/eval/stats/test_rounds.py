@@ -5,7 +5,7 @@ import pytest
 from rooflane.eval import open_run
 from rooflane.eval.record.records import Timing
 from rooflane.eval.report.tables import COARSE_TICK
-from rooflane.eval.stats.clocks import clock_tick_ns, dividend, hidden_ns, launch_share
+from rooflane.eval.stats.rounds import clock_tick_ns, dividend, hidden_ns, launch_share
 
 
 def timing(event, device=(), host=(), harness=()):
