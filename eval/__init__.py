@@ -9,7 +9,7 @@ _HOMES = {
     "stats.comparison": ("Comparison", "compare"),
     "report.comparison_text": ("render_comparison",),
     "exit_codes": ("EvaluationError", "ExitCode"),
-    "check.gate": ("ATOL", "RTOL", "GateResult", "check_gate"),
+    "check.gate": ("ATOL", "RTOL", "check_gate"),
     "report.report": (
         "render_json",
         "render_markdown",
@@ -17,8 +17,9 @@ _HOMES = {
         "render_terminal",
         "update_between_markers",
     ),
-    "record.run": ("Run", "open_run"),
+    "record.records": ("GateResult",),
     "record.settings": ("Settings",),
+    "stats.run": ("Run", "open_run"),
     "stats.summary": ("Summary", "summarise"),
     "stats.verdict": ("Verdict",),
 }

@@ -40,10 +40,10 @@ def report_command(
     """Show a run from its records: the table, or Markdown, or the README's table. Refuses a changed record."""
     from rooflane.eval import open_run, render_json, render_markdown, render_readme_table, render_terminal
     from rooflane.eval import update_between_markers as update
-    from rooflane.eval.record.nulls import read_nulls
+    from rooflane.eval.stats.run import find_nulls
 
     opened = open_run(run)
-    summary = opened.summary(None if nulls is None else read_nulls(nulls))
+    summary = opened.summary(None if nulls is None else find_nulls(nulls))
     remarks = sys.stderr if as_json else sys.stdout
     if not opened.sealed:
         print(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from rooflane.eval.check.gate import TILE
-from rooflane.eval.record.records import COPY_PREFIX
+from rooflane.eval.record.records import COPY_PREFIX, TILE
 from rooflane.eval.report.table import NONE, Table, grouped, interval, number, percent, price, ratio, spread
 from rooflane.eval.stats.accuracy import COLUMNS, AccuracyLine
 from rooflane.eval.stats.figures import JUDGED_KINDS, LAUNCH_SHARE, NULL, ShapeRow, Spread, Summary

@@ -9,10 +9,10 @@ from statistics import fmean
 
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.record.records import EAGER
-from rooflane.eval.record.run import Run
 from rooflane.eval.stats.evidence import Evidence
 from rooflane.eval.stats.intervals import Interval, t_interval
 from rooflane.eval.stats.price import mix_throughput, price_interval
+from rooflane.eval.stats.run import Run
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from typing import Any
 from rooflane.dispatch import Profile, RouteError, RuleTable, route
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.record.records import EAGER, Record
-from rooflane.eval.record.run import Run
 from rooflane.eval.stats.intervals import Interval, t_interval
+from rooflane.eval.stats.run import Run
 from rooflane.eval.stats.summary import log_ratios
 
 LEAST_PROCESSES = 2

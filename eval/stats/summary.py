@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from statistics import fmean, stdev
 from typing import Any
 
-from rooflane.eval.record.nulls import NullResult, null_result
+from rooflane.eval.record.nulls import NullResult, machine_of, software_of
 from rooflane.eval.record.records import COPY_PREFIX, EAGER, Record, RunMeta
 from rooflane.eval.stats.accuracy import accuracy_lines
 from rooflane.eval.stats.cells import Measured, judged, log_ratios, make_cell, process_medians
@@ -85,21 +86,26 @@ def campaign_nulls(meta: RunMeta, records: Iterable[Record], process_s: float | 
     if campaign.measured.contamination.too_much:
         return []
     labels = campaign.labels()
-    found = campaign.nulls(EAGER, *meta.candidates)
-    results = [
-        null_result(
-            null,
-            labels,
-            campaign.environment,
-            processes=len(campaign.processes),
-            run=meta.id,
-            arm=arm,
-            measured_at=meta.started_at,
-            process_s=process_s,
+    results = []
+    for arm, null in campaign.nulls(EAGER, *meta.candidates).items():
+        if null.geomean is None:
+            continue
+        logs = list(null.per_process.values())
+        results.append(
+            NullResult(
+                machine=machine_of(campaign.environment),
+                software=software_of(campaign.environment),
+                processes=len(campaign.processes),
+                run=meta.id,
+                arm=arm,
+                measured_at=meta.started_at,
+                log=fmean(logs),
+                sd=stdev(logs) if len(logs) > 1 else None,
+                shapes={labels[name]: fmean(found.values()) for name, found in null.logs.items()},
+                process_s=process_s,
+            )
         )
-        for arm, null in found.items()
-    ]
-    return [result for result in results if result]
+    return results
 
 
 def _shape_row(measured: Measured, shape: Shape) -> ShapeRow:

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from rooflane.eval import EvaluationError, open_run
-from rooflane.eval.record import run
-from rooflane.eval.stats import estimator, verdict
+from rooflane.eval.stats import estimator, run, verdict
 from rooflane.eval.stats import evidence as assess_module
 from rooflane.eval.stats.contamination import Contamination
 from rooflane.eval.stats.verdict import Floor, Floors, Verdict

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rooflane.baseline import build_baseline
-from rooflane.eval.check.gate import ATOL, BIN_EDGES, TruthCheck, check_gate
+from rooflane.eval.check.gate import ATOL, check_gate
 from rooflane.eval.check.truth import (
     PLAIN,
     STRESSES,
