@@ -52,9 +52,9 @@ def clock_table(summary: Summary, candidate: str) -> Table:
                 row.shape.id,
                 cell.rule or NONE,
                 spread(cell.event_ms),
-                number(cell.device_ms and cell.device_ms.median),
-                number(cell.idle_ms and cell.idle_ms.median),
-                number(cell.host_ms and cell.host_ms.median),
+                number(cell.device_ms and cell.device_ms.centre),
+                number(cell.idle_ms and cell.idle_ms.centre),
+                number(cell.host_ms and cell.host_ms.centre),
                 percent(cell.launch_share),
                 number(cell.hidden_ms) if cell.hidden_ms else NONE,
                 spread(row.eager.event_ms),
@@ -90,9 +90,9 @@ def state_table(summary: Summary, candidate: str) -> Table:
         rows.append(
             (
                 row.shape.id,
-                number(cell.event_ms.median),
-                *(number(state and state.median) for state in states),
-                *(number(state and state.median) for state in _eager_states(row)),
+                number(cell.event_ms.centre),
+                *(number(state and state.centre) for state in states),
+                *(number(state and state.centre) for state in _eager_states(row)),
                 f"{cell.dividend:.3f}x" if cell.dividend else NONE,
                 cell.contract_class or NONE,
             )
@@ -156,11 +156,11 @@ def prediction_table(summary: Summary) -> Table:
                 measured or NONE,
                 NONE if measured is None else "as predicted" if measured == row.regime else "wrong",
                 number(row.predicted_ms),
-                number(row.eager.event_ms.median),
-                ratio(row.eager.event_ms.median, row.predicted_ms),
+                number(row.eager.event_ms.centre),
+                ratio(row.eager.event_ms.centre, row.predicted_ms),
                 number(cell.predicted_ms),
-                number(cell.event_ms.median if cell.event_ms else None),
-                ratio(cell.event_ms.median if cell.event_ms else None, cell.predicted_ms),
+                number(cell.event_ms.centre if cell.event_ms else None),
+                ratio(cell.event_ms.centre if cell.event_ms else None, cell.predicted_ms),
             )
         )
     counts = ", ".join(f"{count} {said} measured as {was}" for (said, was), count in sorted(hits.items()))

@@ -33,7 +33,7 @@ def number(value: float | None) -> str:
 
 def spread(value: Spread | None) -> str:
     """Return a median with its range over processes."""
-    return f"{number(value.median)} ({number(value.low)}-{number(value.high)})" if value else NONE
+    return f"{number(value.centre)} ({number(value.low)}-{number(value.high)})" if value else NONE
 
 
 def interval(value: Interval | None) -> str:

@@ -13,7 +13,6 @@ from rooflane.eval.report.detail_tables import (
     state_table,
     verdict_table,
 )
-from rooflane.eval.report.script_table import script_table
 from rooflane.eval.report.table import NONE, Table, counted, interval, number, percent, price, ratio, size, spread
 from rooflane.eval.stats.figures import NULL, REFERENCE, Cell, Headline, ShapeRow, Summary
 
@@ -38,7 +37,7 @@ def all_tables(summary: Summary) -> list[Table]:
     """Return the report's tables that have rows, in order."""
     tables = []
     for candidate in summary.meta.candidates:
-        makers = (speed_table, verdict_table, clock_table, state_table, script_table, accuracy_table, cost_table)
+        makers = (speed_table, verdict_table, clock_table, state_table, accuracy_table, cost_table)
         tables += [make(summary, candidate) for make in makers]
     tables += [ranking_table(summary), oversize_table(summary), prediction_table(summary), finding_table(summary)]
     tables += [not_run_table(summary), failure_table(summary)]
@@ -59,8 +58,8 @@ def speed_table(summary: Summary, candidate: str) -> Table:
                 row.shape.label(),
                 _regimes(row),
                 cell.family or NONE,
-                number(row.eager.event_ms.median),
-                number(cell.event_ms.median) if cell.event_ms else cell.status,
+                number(row.eager.event_ms.centre),
+                number(cell.event_ms.centre) if cell.event_ms else cell.status,
                 interval(cell.speedup) + (GATE_MARK if cell.status == "incorrect" else ""),
                 *(_control(row.cells[name]) for name in controls),
             )
@@ -177,7 +176,7 @@ def _spent(summary: Summary) -> str:
 def _window(summary: Summary) -> str:
     """Return how many calls an event pair encloses, and how coarse its clock is beside the shortest of them."""
     calls = [
-        (cell.event_ms.median, row.shape.id)
+        (cell.event_ms.centre, row.shape.id)
         for row in summary.rows
         for cell in row.cells.values()
         if cell.kind in ("baseline", "candidate") and cell.event_ms

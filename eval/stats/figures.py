@@ -32,16 +32,20 @@ TRUSTED_KINDS = (*JUDGED_KINDS, "copy")
 
 @dataclass(frozen=True)
 class Spread:
-    """A time in milliseconds: the median over processes of the per-process medians, and their range."""
+    """A time in milliseconds: the geometric mean over processes, and the processes' range."""
 
-    median: float
+    centre: float
     low: float
     high: float
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One arm on one shape, over all processes; figures are None where nothing was timed."""
+    """One arm on one shape, over all processes; figures are None where nothing was timed.
+
+    `base_ms` is what the arm is compared with, eager or the chunked reference, in the same processes and blocks as
+    `event_ms`: `base_ms / event_ms.centre` is the centre of `speedup`.
+    """
 
     arm: str
     kind: str
@@ -49,14 +53,13 @@ class Cell:
     reason: str = ""
     processes: int = 0
     event_ms: Spread | None = None
+    base_ms: float | None = None
     host_ms: Spread | None = None
     device_ms: Spread | None = None
     idle_ms: Spread | None = None
     cold_ms: Spread | None = None
     rotating_ms: Spread | None = None
     harness_ms: Spread | None = None
-    bare_ms: Spread | None = None
-    bare_eager_ms: Spread | None = None
     speedup: Interval | None = None
     estimate: ShapeEstimate | None = None
     floor: Floor | None = None

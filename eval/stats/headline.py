@@ -106,7 +106,7 @@ def _mix(measured: Measured, candidate: str, counted: Sequence[ShapeRow]) -> Int
     seconds, tokens = {}, {}
     for row in counted:
         name = row.shape.id
-        seconds[name] = {process: value / 1e9 for process, value in measured.medians(name, candidate).items()}
+        seconds[name] = {process: value / 1e9 for process, value in measured.times(name, candidate).items()}
         timed = [record.timing for record in measured.rows(name, candidate).values() if record.timing]
         tokens[name] = fmean(timing.valid_tokens for timing in timed)
     return mix_throughput(seconds, tokens)

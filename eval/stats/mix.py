@@ -72,7 +72,7 @@ def price_mix(
         for name in wanted
     }
     seconds = {
-        side: {name: {process: ns / 1e9 for process, ns in measured.medians(name, side).items()} for name in wanted}
+        side: {name: {process: ns / 1e9 for process, ns in measured.times(name, side).items()} for name in wanted}
         for side in (arm, EAGER)
     }
     rates = {side: mix_throughput(found, tokens, wanted) for side, found in seconds.items()}

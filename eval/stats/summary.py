@@ -10,7 +10,7 @@ from typing import Any
 from rooflane.eval.record.nulls import NullResult, machine_of, software_of
 from rooflane.eval.record.records import COPY_PREFIX, EAGER, Record, RunMeta
 from rooflane.eval.stats.accuracy import accuracy_lines
-from rooflane.eval.stats.cells import Measured, judged, log_ratios, make_cell, process_medians
+from rooflane.eval.stats.cells import Measured, judged, make_cell
 from rooflane.eval.stats.evidence import Assessment, Evidence
 from rooflane.eval.stats.figures import (
     LAUNCH_SHARE,
@@ -39,8 +39,6 @@ __all__ = [
     "Spread",
     "Summary",
     "campaign_nulls",
-    "log_ratios",
-    "process_medians",
     "summarise",
 ]
 
@@ -69,7 +67,7 @@ def summarise(meta: RunMeta, records: Iterable[Record], stored: Sequence[NullRes
             for process in range(meta.settings["processes"])
             for arm in meta.planned(process, row.shape.id)
         ),
-        ranking=rank(meta, rows, measured.by_cell),
+        ranking=rank(measured, rows),
         contamination=measured.contamination,
         accuracy=tuple(accuracy_lines(records)),
         tick_ns=clock_tick_ns(record.timing for record in records if record.timing),
@@ -164,6 +162,6 @@ def _measured_regime(eager: Cell, classification: dict[str, Any]) -> str | None:
     """
     if eager.event_ms is None or eager.device_ms is None:
         return None
-    if eager.event_ms.median > LAUNCH_SHARE * eager.device_ms.median:
+    if eager.event_ms.centre > LAUNCH_SHARE * eager.device_ms.centre:
         return "launch"
     return "compute" if classification["compute_s"] >= classification["bandwidth_s"] else "bandwidth"

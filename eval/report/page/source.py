@@ -198,8 +198,8 @@ def _shape(run: Run, row: ShapeRow, by_cell: dict[tuple[str, str], list[Record]]
         predicted_ms=row.predicted_ms,
         dispatch_ms=said["launch_s"] * 1e3,
         device_ms=said["device_s"] * 1e3,
-        measured_host_ms=eager.host_ms.median if eager.host_ms else None,
-        measured_device_ms=eager.device_ms.median if eager.device_ms else None,
+        measured_host_ms=eager.host_ms.centre if eager.host_ms else None,
+        measured_device_ms=eager.device_ms.centre if eager.device_ms else None,
         dtype=row.shape.dtype,
         arms={name: _arm(cell, by_cell.get((row.shape.id, name), [])) for name, cell in row.cells.items()},
     )

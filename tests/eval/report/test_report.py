@@ -44,20 +44,6 @@ def test_speedup_interval_null_and_controls_stand_in_one_row(stored_run, render)
     assert "by process 2x, 2x, 2x, 2x, 2x, 2x; null 1x [1, 1]" in text
 
 
-def test_the_scripts_own_rounds_have_a_table_of_their_own(make_meta, full_rows, stored_run):
-    """Medians over six processes of 400 to 410 us and of eager's 800 beside them."""
-    assert "as the organiser's script times it" not in render_markdown(stored_run.summary())
-    shape = Shape("a", 2, 8, 16, 2, 16, 1, True)
-    meta = make_meta([shape])
-    rows = []
-    for row in full_rows(meta, {"mine": 2.0}):
-        bare = {"bare_ns": [[400_000 + 2000 * row.process] * 3] * 4, "bare_eager_ns": [[800_000] * 3] * 4}
-        timing = row.timing.model_copy(update=bare if row.arm == "mine" else {})
-        rows.append(row.model_copy(update={"timing": timing}))
-    text = render_markdown(summarise(meta, rows))
-    assert "| a | 0.800 (0.800-0.800) | 0.405 (0.400-0.410) | 1.98x |" in text
-
-
 def test_failures_and_skips_are_listed_with_their_reasons(make_meta, full_rows, make_record, stored_run):
     meta = stored_run.meta
     rows = [row for row in stored_run.records() if row.key != (1, "a", "mine")]

@@ -17,7 +17,7 @@ from rooflane.eval.check.truth import (
     run_stress,
     stressed,
 )
-from rooflane.eval.record.records import Verification
+from rooflane.eval.record.records import BIN_EDGES, TruthCheck, Verification
 from rooflane.eval.stats.accuracy import COLUMNS, accuracy_lines, histogram
 from rooflane.shapes import Shape
 
