@@ -7,10 +7,10 @@ from typing import Any
 _HOMES = {
     "campaign.campaign": ("Event", "evaluate", "resume"),
     "stats.comparison": ("Comparison", "compare"),
-    "report.comparison_text": ("render_comparison",),
     "exit_codes": ("EvaluationError", "ExitCode"),
     "check.gate": ("ATOL", "RTOL", "check_gate"),
     "report.report": (
+        "render_comparison",
         "render_json",
         "render_markdown",
         "render_readme_table",

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 
 from rooflane.eval.record.records import COPY_PREFIX, TILE
-from rooflane.eval.report.table import NONE, Table, grouped, interval, number, percent, price, ratio, spread
+from rooflane.eval.report.table import NONE, Table, grouped, interval, number, percent, price, ratio, spread, times
 from rooflane.eval.stats.accuracy import COLUMNS, AccuracyLine
 from rooflane.eval.stats.figures import JUDGED_KINDS, LAUNCH_SHARE, NULL, ShapeRow, Spread, Summary
 
@@ -65,7 +65,7 @@ def clock_table(summary: Summary, candidate: str) -> Table:
             )
         )
     return Table(
-        title=f"{candidate}: four clocks in ms, median (range over processes)",
+        title=f"{candidate}: four clocks in ms, geometric mean over processes (range)",
         columns=(
             "id", "rule", "event", "device", "idle start", "host", "launch share", "hidden", "eager event", "use",
             "calls", "eager calls", "processes",
@@ -73,7 +73,7 @@ def clock_table(summary: Summary, candidate: str) -> Table:
         rows=tuple(rows),
         left=2,
         note="launch share: of the event time, what the device was not busy, in the processes that read both clocks, "
-        "not from the medians shown; hidden: event time that neither device nor host accounts for, beyond eager's own; "
+        "not from the times shown; hidden: event time that neither device nor host accounts for, beyond eager's own; "
         "use: worst error in units of the tolerance, above 1 fails; calls: rounds x repeats, * shrunk to the time "
         "budget",
     )  # fmt: skip
@@ -93,7 +93,7 @@ def state_table(summary: Summary, candidate: str) -> Table:
                 number(cell.event_ms.centre),
                 *(number(state and state.centre) for state in states),
                 *(number(state and state.centre) for state in _eager_states(row)),
-                f"{cell.dividend:.3f}x" if cell.dividend else NONE,
+                f"{times(cell.dividend)}x" if cell.dividend else NONE,
                 cell.contract_class or NONE,
             )
         )
@@ -212,24 +212,7 @@ def finding_table(summary: Summary) -> Table:
             if cell.kind not in JUDGED_KINDS and cell.status not in ("ok", "skipped", "unsupported"):
                 said.append(f"{cell.status}: {cell.reason}")
             rows += [(row.shape.id, cell.arm, text) for text in said]
-    return Table("Findings", ("id", "arm", "finding"), grouped(rows), 3)
-
-
-def not_run_table(summary: Summary) -> Table:
-    """Return the rows that were left out, with the time or bytes that ruled them out."""
-    rows = [
-        (row.shape.id, cell.arm, cell.status, cell.reason)
-        for row in summary.rows
-        for cell in row.cells.values()
-        if cell.status in ("skipped", "infeasible", "unsupported") and not (cell.kind == "candidate" and cell.event_ms)
-    ]
-    return Table("Not run", ("id", "arm", "status", "reason"), grouped(rows, 1), 4)
-
-
-def failure_table(summary: Summary) -> Table:
-    """Return what failed."""
-    rows = [(row.shape.id, cell.arm, cell.status, cell.reason) for row, cell in summary.failures()]
-    return Table("Failures", ("id", "arm", "status", "reason"), tuple(rows), 4)
+    return Table("Findings", ("shape", "arm", "finding"), grouped(rows), 3, prose=True)
 
 
 def _calls(value: float | None) -> str:

@@ -146,6 +146,8 @@ class Headline:
     mix_tokens_per_s: Interval | None = None
     mix_price: Interval | None = None
     partial: int = 0
+    oversize: int = 0
+    not_run: int = 0
     excused: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
 
@@ -188,6 +190,22 @@ class Summary:
         if self.unmeasured and not lines:
             lines.append("nothing was measured: every shape was left out, for the reasons beside it")
         return lines
+
+    @property
+    def state(self) -> str:
+        """What the run amounts to, in one line for a reader."""
+        if self.exit_code() != ExitCode.COMPLETE:
+            return _STATES[self.exit_code()]
+        if self.not_run:
+            ran = len(self.rows) - len(self.not_run)
+            return f"every checked output correct on {ran} of {len(self.rows)} shapes; {len(self.not_run)} not run"
+        return "complete, every checked output correct"
+
+    @property
+    def not_run(self) -> tuple[str, ...]:
+        """The shapes on which neither eager nor any candidate has a time, by id."""
+        arms = (EAGER, *self.meta.candidates)
+        return tuple(row.shape.id for row in self.rows if not any(row.cells[arm].event_ms for arm in arms))
 
     @property
     def unmeasured(self) -> bool:
@@ -245,6 +263,13 @@ class Summary:
         return [(row, cell) for row in self.rows for cell in row.cells.values() if cell.kind in kinds]
 
 
+_STATES = {
+    ExitCode.INCORRECT: "a candidate's output is wrong",
+    ExitCode.CONTRACT: "correct, but a candidate breaks a promise to its caller",
+    ExitCode.INCOMPLETE: "incomplete: planned rows are missing or failed",
+    ExitCode.INTEGRITY: "there is evidence of manipulation",
+    ExitCode.CONTAMINATED: "the machine was disturbed too much for a verdict",
+}
 _SAID = {"incorrect": "wrong", "error": "in error", "oom": "out of memory", "unsupported": "not supported"}
 
 

@@ -24,16 +24,19 @@ PENALTY = 1.0
 def make_headline(
     measured: Measured,
     candidate: str,
-    counted: Sequence[ShapeRow],
+    rows: Sequence[ShapeRow],
+    shapes: Sequence[str],
     assessed: Assessment,
     fact: tuple[str, str] | None,
-    partial: int = 0,
 ) -> Headline:
-    """Return a candidate's headline over the shapes that count.
+    """Return a candidate's headline; `shapes` are the ids of the rows that count.
 
-    `fact` is a verdict and its reason that come before what the times say: an output or a state found wrong. `partial`
-    shapes were timed in some processes only.
+    `fact` is a verdict and its reason that come before what the times say: an output or a state found wrong.
     """
+    counted = [row for row in rows if row.shape.id in shapes]
+    others = [row for row in rows if row.shape.id not in shapes]
+    partial = sum(row.eager.event_ms is not None for row in others)
+    oversize = sum(row.eager.event_ms is None and row.cells[candidate].event_ms is not None for row in others)
     found, judgement = assessed.estimate, assessed.judgement
     passed = [row for row in counted if row.cells[candidate].status == "ok" and row.cells[candidate].event_ms]
     eager_null, copy_null = assessed.nulls.get(EAGER), assessed.nulls.get(candidate)
@@ -49,6 +52,8 @@ def make_headline(
         copy_null=copy_null and copy_null.geomean,
         floor=assessed.floors.geomean,
         partial=partial,
+        oversize=oversize,
+        not_run=len(others) - partial - oversize,
     )
     if len(passed) < len(counted):
         why = f"only {len(passed)} of {len(counted)} shapes passed; no mean is formed over the rest"

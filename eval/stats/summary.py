@@ -53,9 +53,7 @@ def summarise(meta: RunMeta, records: Iterable[Record], stored: Sequence[NullRes
     for candidate in meta.candidates:
         assessed = campaign.assess(candidate, stored)
         rows = [_judged(measured, row, candidate, assessed) for row in rows]
-        counted = [row for row in rows if row.shape.id in campaign.counted]
-        partial = sum(row.eager.event_ms is not None for row in rows) - len(counted)
-        headlines.append(make_headline(measured, candidate, counted, assessed, _fact(rows, candidate), partial))
+        headlines.append(make_headline(measured, candidate, rows, campaign.counted, assessed, _fact(rows, candidate)))
     return Summary(
         meta=meta,
         rows=tuple(rows),
@@ -157,11 +155,11 @@ def _fact(rows: Sequence[ShapeRow], candidate: str) -> tuple[str, str] | None:
 def _measured_regime(eager: Cell, classification: dict[str, Any]) -> str | None:
     """Return the regime the clocks show, None where no device clock ran (a CPU, or nothing timed).
 
-    Launch when a call lasts over 1.3 times what the device needs with the host kept ahead. Otherwise the device is
-    the limit; which side of it cannot be read from a clock, so the ledger's larger share says.
+    Launch when a call lasts over 1.3 times what the device needs, in the processes that read both clocks. Otherwise
+    the device is the limit; no clock tells which side of it, so the larger share of the ledger does.
     """
-    if eager.event_ms is None or eager.device_ms is None:
+    if eager.launch_share is None:
         return None
-    if eager.event_ms.centre > LAUNCH_SHARE * eager.device_ms.centre:
+    if eager.launch_share > 1 - 1 / LAUNCH_SHARE:
         return "launch"
     return "compute" if classification["compute_s"] >= classification["bandwidth_s"] else "bandwidth"

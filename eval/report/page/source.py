@@ -122,23 +122,13 @@ def read_page(run: Run, summary: Summary | None = None) -> PageData:
         shapes=tuple(_shape(run, row, by_cell) for row in summary.rows),
         bandwidth=profile.copy_bytes_per_s,
         peaks=_peaks(profile, {shape.dtype for shape in meta.shape_list()}),
-        state=_STATES.get(summary.exit_code().name, "see the findings"),
+        state=summary.state,
         integrity=tuple(
             (shape, arm, text)
             for (shape, arm), rows in by_cell.items()
             for text in dict.fromkeys(text for row in rows for text in row.integrity)
         ),
     )
-
-
-_STATES = {
-    "COMPLETE": "complete, every checked output correct",
-    "INCORRECT": "a candidate's output is wrong",
-    "CONTRACT": "correct, but a candidate breaks a promise to its caller",
-    "INCOMPLETE": "incomplete",
-    "INTEGRITY": "there is evidence of manipulation",
-    "CONTAMINATED": "the machine was disturbed too much for a verdict",
-}
 
 
 def report_tables(summary: Summary) -> list[tuple[str, tables.Table]]:
@@ -216,7 +206,7 @@ def _arm(cell: Cell, records: Iterable[Record]) -> ArmPlace:
         reason=cell.reason,
         event=cell.event_ms,
         predicted_ms=cell.predicted_ms,
-        speedup=f"{cell.speedup.centre:.3g}x" if cell.speedup else "",
+        speedup=f"{tables.times(cell.speedup.centre)}x" if cell.speedup else "",
         use=cell.use,
         ragged_use=max(ragged, default=None),
         truth=_truth(found for check in checks for found in check.truth),
