@@ -59,8 +59,9 @@ def render_comparison(comparison: Comparison, console: Console) -> None:
             _print(f"{said} on {counted_shapes(names)}: {reason}", console)
     for note in comparison.notes:
         _print(f"note: {note}", console)
-    mean = f"geometric mean {interval(comparison.geomean)}" if comparison.geomean else "no mean: a shape is left out"
-    _print(f"{mean}; A against B: {verdict_word(comparison.verdict)}: {comparison.why}", console, style="bold")
+    mean = f"geometric mean {interval(comparison.geomean)}" if comparison.geomean else "no geometric mean"
+    said = "" if comparison.verdict == Verdict.NONE else "A is "
+    _print(f"{mean}; {said}{verdict_word(comparison.verdict)}: {comparison.why}", console, style="bold")
 
 
 def comparison_table(comparison: Comparison) -> Table:

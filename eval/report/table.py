@@ -86,7 +86,7 @@ def spread(value: Spread | None) -> str:
 
 def times(value: float, decimals: int = 3) -> str:
     """Return a ratio: three significant digits, and from 0.1 to 2 three decimals, so that 1.004 keeps its meaning."""
-    return f"{value:.{decimals}f}" if 0.1 <= value < 2 else number(value)
+    return f"{value:.{decimals}f}" if 0.1 <= round(value, decimals) < 2 else number(value)
 
 
 def interval(value: Interval | None) -> str:

@@ -251,8 +251,9 @@ def headline_parts(headline: Headline) -> list[str]:
         first = f"{headline.candidate}: geometric mean {interval(headline.geomean)} over {headline.shapes} of "
         first += counted(total, "shape")
     else:
-        first = f"{headline.candidate}: no geometric mean, {headline.passed} of {headline.shapes} timed shapes passed"
-        first += f", {counted(total, 'shape')} in all"
+        first = (
+            f"{headline.candidate}: no geometric mean, {headline.passed} of {counted(headline.shapes, 'shape')} passed"
+        )
     parts = [first]
     parts += [f"{headline.partial} timed in some processes only"] if headline.partial else []
     parts += [f"{headline.oversize} too large for eager"] if headline.oversize else []

@@ -24,6 +24,7 @@ from rooflane.eval.record.records import (
     read_records,
 )
 from rooflane.eval.stats.summary import Summary, campaign_nulls, summarise
+from rooflane.eval.stats.verdict import Verdict
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -79,28 +80,31 @@ class Run:
         `status` is that of the arm in this process, `verdict` that of a candidate on the shape. An arm without times
         has no row.
         """
+        import numpy
         import pandas
 
         summary = self.summary()
-        rows = []
+        rows, times = [], []
         for record in self.records():
             if record.timing is None:
                 continue
             shape, process = record.shape_id, record.process
             cell = summary.row(shape).cells.get(record.arm)
+            verdict = str(cell.verdict if cell else Verdict.NONE)
             dropped = summary.contamination.at(shape, process)
-            fixed = (shape, record.arm, record.kind, process)
-            found = (record.status, str(cell.verdict) if cell else "none")
             for clock in CLOCKS:
-                times = getattr(record.timing, f"{clock}_ns")
-                rounds = enumerate(times) if clock in ROUND_CLOCKS else ((None, times),)
-                for index, part in rounds:
+                taken = getattr(record.timing, f"{clock}_ns")
+                for index, part in enumerate(taken) if clock in ROUND_CLOCKS else ((None, taken),):
                     clean = index is None or index // 2 not in dropped
-                    rows.append((*fixed, index, range(len(part)), clock, part, clean, *found))
-        names = ["shape", "arm", "kind", "process", "round", "call", "clock", "ns", "clean", "status", "verdict"]
-        frame = pandas.DataFrame(rows, columns=names)
-        frame = frame[frame["ns"].map(len) > 0].explode(["call", "ns"], ignore_index=True)
-        return frame.astype({"round": "Int64", "call": int, "ns": int, "clean": bool})
+                    rows.append((shape, record.arm, record.kind, process, index, clock, clean, record.status, verdict))
+                    times.append(numpy.asarray(part, dtype=int))
+        names = ["shape", "arm", "kind", "process", "round", "clock", "clean", "status", "verdict"]
+        frame = pandas.DataFrame(rows, columns=names).astype({"round": "Int64"})
+        frame = frame.loc[frame.index.repeat([len(part) for part in times])].reset_index(drop=True)
+        empty = numpy.empty(0, dtype=int)
+        frame.insert(5, "call", numpy.concatenate([empty, *(numpy.arange(len(part)) for part in times)]))
+        frame.insert(7, "ns", numpy.concatenate([empty, *times]))
+        return frame
 
     def stored_nulls(self) -> list[NullResult]:
         """Return the nulls of earlier campaigns that this run's floor rests on."""
