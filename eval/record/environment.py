@@ -54,7 +54,7 @@ def package_version(name: str) -> str | None:
 def git_commit(root: Path = ROOT) -> str | None:
     """Return the checkout's commit, with "-dirty" when files differ from it; None outside a checkout.
 
-    `ROOFLANE_COMMIT` goes before: a copy without its history, as in a container, or with another's, is told its own.
+    `ROOFLANE_COMMIT` goes first, for a copy without its history, as in a container.
     """
     if stated := os.environ.get(COMMIT_VARIABLE):
         return stated
