@@ -4,8 +4,7 @@ import pytest
 
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.record.nulls import NullResult, append_nulls, matching, read_nulls, store_path, stored_logs
-from rooflane.eval.stats.run import find_nulls
-from rooflane.eval.stats.run import open_run
+from rooflane.eval.stats.run import find_nulls, open_run
 
 
 @pytest.fixture(autouse=True)
@@ -77,6 +76,6 @@ def test_nulls_of_a_folder_of_runs(stored_run, tmp_path):
         find_nulls(tmp_path)
 
 
-def test_the_committed_records_have_a_null(root):
-    found = find_nulls(root / "briefs" / "records")
+def test_the_committed_records_have_a_null(recorded_runs):
+    found = [null for run in recorded_runs.values() for null in run.nulls()]
     assert {null.machine for null in found} == {"NVIDIA H200"}
