@@ -189,7 +189,8 @@ class Summary:
             for text in cell.integrity
         ]
         if self.missing:
-            lines.append(f"{self.missing} planned rows are missing; `rooflane eval --resume` measures them")
+            rows = "row is" if self.missing == 1 else "rows are"
+            lines.append(f"{self.missing} planned {rows} missing; `rooflane eval --resume` measures them")
         if self.unmeasured and not lines:
             lines.append("nothing was measured: every shape was skipped; the report has the reasons")
         return lines

@@ -148,7 +148,8 @@ class Run:
     def resume_hint(self) -> str:
         """Return the line that says how to continue the run."""
         count = len(self.records())
-        return f"interrupted; {count} rows are kept. Continue with: rooflane eval --resume {self.folder}"
+        rows = "row is" if count == 1 else "rows are"
+        return f"interrupted; {count} {rows} kept. Continue with: rooflane eval --resume {self.folder}"
 
 
 def create_run(runs_dir: Path, meta: RunMeta) -> Run:
