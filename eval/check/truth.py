@@ -1,4 +1,4 @@
-"""Truth: the forward in float64 on part of the batch, and the inputs on which both sides are judged against it."""
+"""Truth: the forward in float64 on part of the batch, and the inputs on which both sides are compared with it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from rooflane.baseline import BaselineTransformer, chunked_reference, config_of, generate_random_case, torch_dtype
-from rooflane.eval.check.gate import TruthCheck, check_gate
+from rooflane.eval.check.gate import check_gate
 from rooflane.eval.check.stresses import SHARPEN, SPIKE, SPIKE_EVERY, Stress, load_stress_set
+from rooflane.eval.record.records import TruthCheck
 from rooflane.shapes import Shape
 
 Forward = Callable[[Tensor, Tensor | None], Tensor]
@@ -161,7 +162,7 @@ def mask_cases(full: Tensor, mask: Tensor, seed: int) -> dict[str, tuple[Tensor,
     """Return the mask checks of an unpadded input and a ragged mask: input and mask by name.
 
     Rows are zeroed only under a mask that calls them padding: LayerNorm blows up the rounding of a zero row, and
-    TF32 eager itself strays there.
+    TF32 eager itself is inaccurate there.
     """
     mask = mask.clone()
     mask[0] = True

@@ -1,4 +1,4 @@
-"""Null results: what a comparison of an arm with its own copy gave, kept to tell the noise floor of later campaigns."""
+"""Null results: comparisons of an arm with its own copy, stored for the noise floor of later campaigns."""
 
 from __future__ import annotations
 
@@ -6,19 +6,16 @@ import fcntl
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import stdev
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rooflane.dispatch.device import state_dir
 from rooflane.eval.exit_codes import EvaluationError
-from rooflane.eval.record.records import RUN_FILE
-from rooflane.eval.stats.estimator import Estimate
 
 NULLS_FILE = "nulls.jsonl"
 Key = tuple[str, str, int]  # machine, software, processes
-# The newest that a floor is computed from; older ones tell of a machine that has since changed.
+# A floor uses this many of the newest nulls; the machine may have changed since older ones.
 MOST_USED = 200
 
 
@@ -40,7 +37,7 @@ class NullResult(BaseModel):
 
     @property
     def key(self) -> Key:
-        """What must agree before one campaign's noise says something about another's."""
+        """The values that two campaigns must share before the noise of one applies to the other."""
         return self.machine, self.software, self.processes
 
 
@@ -53,23 +50,6 @@ def software_of(environment: Mapping[str, Any]) -> str:
     """Return the versions that decide how fast and how evenly eager runs."""
     names = ("torch", "triton", "cuda", "driver")
     return ", ".join(f"{name} {environment[name]}" for name in names if environment.get(name))
-
-
-def null_result(
-    estimate: Estimate, labels: Mapping[str, str], environment: Mapping[str, Any], **fields: Any
-) -> NullResult | None:
-    """Return a campaign's null as it is stored; None when it has no geometric mean."""
-    if estimate.geomean is None:
-        return None
-    logs = list(estimate.per_process.values())
-    return NullResult(
-        machine=machine_of(environment),
-        software=software_of(environment),
-        log=sum(logs) / len(logs),
-        sd=stdev(logs) if len(logs) > 1 else None,
-        shapes={labels[name]: sum(found.values()) / len(found) for name, found in estimate.logs.items()},
-        **fields,
-    )
 
 
 def store_path() -> Path:
@@ -93,17 +73,7 @@ def append_nulls(path: Path, nulls: Iterable[NullResult]) -> None:
 
 
 def read_nulls(path: Path) -> list[NullResult]:
-    """Read nulls from a store, from a run folder, or from a folder of run folders.
-
-    Raises `EvaluationError` when there is nothing of that name, or a line that is no null.
-    """
-    if path.is_dir():
-        from rooflane.eval.record.run import open_run
-
-        folders = [path] if (path / RUN_FILE).exists() else sorted(found.parent for found in path.glob(f"*/{RUN_FILE}"))
-        if not folders:
-            raise EvaluationError(f"{path}: holds no run; name a file of nulls, a run folder or a folder of runs")
-        return [null for folder in folders for null in open_run(folder).nulls()]
+    """Read the null results of a store; raises `EvaluationError` for an unreadable file or line."""
     try:
         with path.open(encoding="utf-8") as file:
             return _parse(path, file)

@@ -12,7 +12,7 @@ from rooflane.eval.stats.intervals import (
     CONFIDENCE,
     Interval,
     TimesError,
-    block_mean,
+    block_means,
     holm,
     sign_flip_p,
     t_interval,
@@ -40,8 +40,8 @@ class Estimate:
     """How many times faster one arm is than another: by shape, and over all shapes as a geometric mean.
 
     `logs` are natural logarithms by shape and process. `per_process` has the processes in which every shape has one.
-    The mean is None when a shape was not timed in some process. `excused` are the processes left out of it, each with
-    the shapes of which it has no clean block.
+    The mean is None when a shape was not timed in some process. `excused` are the processes left out of the mean, each
+    with the shapes without a clean block.
     """
 
     logs: Mapping[str, Mapping[int, float]]
@@ -52,25 +52,40 @@ class Estimate:
     excused: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
 
-def shape_logs(
-    rounds: Rounds, shape: str, base: str, arm: str, contamination: Contamination = CLEAN
-) -> tuple[dict[int, float], set[int]]:
-    """Return log(base / arm) by process, and the processes that were timed but have no clean block left."""
-    logs: dict[int, float] = {}
-    spoilt: set[int] = set()
+@dataclass(frozen=True)
+class Paired:
+    """Two arms on one shape: the mean log-nanoseconds of each by process, over the same clean blocks.
+
+    `disturbed` are the processes that timed both arms and have no clean block.
+    """
+
+    base: Mapping[int, float] = field(default_factory=dict)
+    arm: Mapping[int, float] = field(default_factory=dict)
+    disturbed: frozenset[int] = frozenset()
+
+    @property
+    def logs(self) -> dict[int, float]:
+        """The log-ratio by process, positive where `arm` is faster."""
+        return {process: self.base[process] - self.arm[process] for process in self.base}
+
+
+def pair_arms(rounds: Rounds, shape: str, base: str, arm: str, contamination: Contamination = CLEAN) -> Paired:
+    """Pair two arms on a shape, process by process and block by block."""
+    means: tuple[dict[int, float], dict[int, float]] = {}, {}
+    disturbed = set()
     first, second = rounds.of(shape, base), rounds.of(shape, arm)
     for process in sorted(first.keys() & second.keys()):
-        pairs = [first[process], second[process]]
-        gaps = {index // 2 for medians in pairs for index, value in enumerate(medians) if value is None}
+        medians = [first[process], second[process]]
+        gaps = {index // 2 for values in medians for index, value in enumerate(values) if value is None}
         try:
-            found = block_mean(*pairs, dropped=contamination.at(shape, process) | gaps)
+            found = block_means(*medians, dropped=contamination.at(shape, process) | gaps)
         except TimesError:
             continue
         if found is None:
-            spoilt.add(process)
+            disturbed.add(process)
         else:
-            logs[process] = found
-    return logs, spoilt
+            means[0][process], means[1][process] = found
+    return Paired(*means, frozenset(disturbed))
 
 
 def estimate(
@@ -83,20 +98,21 @@ def estimate(
 ) -> Estimate:
     """Estimate how many times faster `arm` is than `base` on each shape and in the geometric mean.
 
-    A process whose blocks of some shape were all dropped is left out of the mean: the machine decided that, not the
-    arm. A process in which an arm was not timed takes the mean away.
+    A process without a clean block of some shape is left out of the mean: the machine decided that, not the arm. With
+    a process in which an arm was not timed, no mean exists.
     """
     logs: dict[str, dict[int, float]] = {}
     excused: dict[int, tuple[str, ...]] = {}
     for shape in shapes:
-        logs[shape], spoilt = shape_logs(rounds, shape, base, arm, contamination)
-        excused |= {process: (*excused.get(process, ()), shape) for process in spoilt}
+        pair = pair_arms(rounds, shape, base, arm, contamination)
+        logs[shape] = pair.logs
+        excused |= {process: (*excused.get(process, ()), shape) for process in pair.disturbed}
     found = combine(logs, [process for process in processes if process not in excused])
     return replace(found, excused=dict(sorted(excused.items())))
 
 
 def combine(logs: Mapping[str, Mapping[int, float]], processes: Sequence[int]) -> Estimate:
-    """Return the estimate over given log-ratios; `processes` are those that owe one on every shape."""
+    """Return the estimate over given log-ratios; `processes` are those that need one on every shape."""
     per_process = {
         process: fmean(found[process] for found in logs.values())
         for process in processes

@@ -1,12 +1,109 @@
-"""What an interval says against the noise floor, in one word and one reason."""
+"""The noise floor from null results, and the verdict on an interval: one word and one reason."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
+from statistics import fmean
 
-from rooflane.eval.stats.floor import Floor
-from rooflane.eval.stats.intervals import CONFIDENCE, Interval
+from rooflane.eval.stats.estimator import Estimate, half_width
+from rooflane.eval.stats.intervals import CONFIDENCE, Interval, t_interval
+
+# A further null exceeds the largest of k with probability 1 / (k + 1): 19 make that 5%.
+LEAST_STORED = 19
+# A null that excludes 1 is tolerated while the floor that covers it stays under this; above, nothing can be trusted.
+CAP = 0.02
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The smallest difference from 1 that counts, as a fraction; from `count` stored nulls, or provisional."""
+
+    value: float
+    provisional: bool
+    count: int
+    biased: bool = False
+
+    def describe(self) -> str:
+        """Return the floor in words."""
+        source = "provisional" if self.provisional else f"from {self.count} stored nulls"
+        bias = ", raised to this run's own null" if self.biased else ""
+        return f"{self.value:.2%} ({source}{bias})"
+
+
+@dataclass(frozen=True)
+class Floors:
+    """The floor of the geometric mean and of each shape, and why the null gate condemns the campaign, if it does."""
+
+    geomean: Floor | None = None
+    shapes: dict[str, Floor] = field(default_factory=dict)
+    broken: str = ""
+
+
+def null_floor(
+    own: Sequence[Sequence[float]], stored: Sequence[float] = (), *, tests: int = 1
+) -> tuple[Floor | None, bool]:
+    """Return the floor from log-ratios, and whether one of this campaign's nulls excludes 1.
+
+    `own` has one list of logs by process for each null of this campaign, `stored` the log-ratios of earlier ones.
+    From 19 stored on, the floor is their 95th percentile. Until then it is the root mean square of this campaign's
+    null half-widths: A against B has half the variance of A against its copy and half of B's against its own. A null
+    of this campaign whose interval excludes 1 (corrected for how many nulls there are, times `tests` shapes) raises
+    the floor to its own size.
+    """
+    nulls = [logs for logs in own if len(logs) > 1]
+    widths = [half_width(t_interval(logs)) for logs in nulls]
+    if len(stored) >= LEAST_STORED:
+        log, provisional = _upper(stored), False
+    elif widths:
+        log, provisional = math.sqrt(fmean(width**2 for width in widths)), True
+    else:
+        return None, False
+    level = 1 - (1 - CONFIDENCE) / (len(nulls) * tests) if nulls else CONFIDENCE
+    found = [t_interval(logs, level) for logs in nulls]
+    off = [abs(math.log(null.centre)) for null in found if not null.low <= 1 <= null.high]
+    raised = max(off, default=0.0) > log
+    value = math.expm1(max([log, *off]))
+    return Floor(value, provisional, len(stored), raised), bool(off)
+
+
+def find_floors(
+    nulls: Iterable[Estimate],
+    stored_geomean: Sequence[float] = (),
+    stored_shapes: dict[str, Sequence[float]] | None = None,
+) -> Floors:
+    """Return a campaign's floors from its own nulls and the log-ratios of stored ones.
+
+    The null gate fails when the interval of a null excludes 1 and no floor below the cap covers it. Such an effect of
+    order, address or allocation applies to every arm of the campaign.
+    """
+    nulls, stored_shapes = list(nulls), stored_shapes or {}
+    own = [list(null.per_process.values()) for null in nulls if null.geomean]
+    geomean, excludes = null_floor(own, stored_geomean)
+    names = list(dict.fromkeys(shape for null in nulls for shape in null.logs))
+    shapes = {}
+    for name in names:
+        logs = [list(null.logs[name].values()) for null in nulls if null.logs.get(name)]
+        floor, _ = null_floor(logs, stored_shapes.get(name, ()), tests=len(names))
+        if floor:
+            shapes[name] = floor
+    broken = ""
+    if geomean and excludes and geomean.value >= CAP:
+        broken = (
+            f"an arm timed against its own copy differs by {geomean.value:.1%}, over the cap of {CAP:.0%}: order, "
+            "addresses or allocation favour one side"
+        )
+    return Floors(geomean, shapes, broken)
+
+
+def _upper(stored: Sequence[float]) -> float:
+    """Return the 95th percentile of absolute log-ratios, such that a further one exceeds it with 5%."""
+    import numpy as np
+
+    return float(np.quantile(np.abs(stored), CONFIDENCE, method="weibull"))
+
 
 # Within this of 1 two arms count as equal, where the caller declares no other margin.
 MARGIN = 0.01
@@ -44,7 +141,7 @@ def judge(interval: Interval, floor: Floor | None, *, margin: float = MARGIN, ho
     if interval.low is None:
         return Judgement(Verdict.NONE, "one process gives no interval")
     if floor is None:
-        return Judgement(Verdict.INCONCLUSIVE, "no identity null was timed to tell the noise floor")
+        return Judgement(Verdict.INCONCLUSIVE, "no identity null was timed, so the noise floor is unknown")
     said = f"the floor of {floor.describe()}"
     proven = holm_p is None or holm_p <= 1 - CONFIDENCE
     if proven and interval.low > 1 + floor.value:
@@ -54,7 +151,7 @@ def judge(interval: Interval, floor: Floor | None, *, margin: float = MARGIN, ho
     if interval.low > 1 - margin and interval.high < 1 + margin:
         return Judgement(Verdict.EQUIVALENT, f"the whole interval lies within {margin:.2%} of 1")
     if interval.low <= 1 <= interval.high:
-        return Judgement(Verdict.INCONCLUSIVE, "the interval holds 1")
+        return Judgement(Verdict.INCONCLUSIVE, "the interval contains 1")
     if not proven:
         return Judgement(Verdict.INCONCLUSIVE, f"not significant among all shapes (Holm p {holm_p:.2g})")
     return Judgement(Verdict.INCONCLUSIVE, f"detected, below {said}")
@@ -71,8 +168,7 @@ def judge_campaign(
 ) -> Judgement:
     """Judge a campaign's geometric mean; `contaminated` says why the campaign has no figure, empty when it has.
 
-    A quick campaign and one of fewer than six processes claim nothing, nor one of which fewer than six are left once
-    those are out that have no clean block of some shape.
+    A quick campaign claims nothing, nor one with fewer than six processes that have clean blocks of every shape.
     """
     if quick:
         return Judgement(Verdict.NONE, "a quick run claims no verdict")

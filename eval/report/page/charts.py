@@ -134,10 +134,10 @@ def _candidates(data: PageData, shape: ShapePlace) -> list[ArmPlace]:
 
 def _time(series: Series, arm: ArmPlace) -> Mark:
     event = arm.event
-    title = f"{series.label}: {number(event.median)} ms ({number(event.low)}-{number(event.high)})"
+    title = f"{series.label}: {number(event.centre)} ms ({number(event.low)}-{number(event.high)})"
     if arm.status != "ok":
         title += f", {SAID.get(arm.status, arm.status)}"
-    return Mark(series, event.median, event.low, event.high, title)
+    return Mark(series, event.centre, event.low, event.high, title)
 
 
 def _outcome(data: PageData, shape: ShapePlace) -> tuple[str, bool]:

@@ -67,7 +67,7 @@ def _marks(data: PageData, shape: ShapePlace) -> list[Mark]:
             predicted = Series(name, f"{style.label} predicted", style.form, style.role, True)
             marks.append(_mark(shape, predicted, arm.predicted_ms))
         if arm.event:
-            marks.append(_mark(shape, style, arm.event.median))
+            marks.append(_mark(shape, style, arm.event.centre))
     return marks
 
 

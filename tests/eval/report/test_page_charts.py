@@ -6,13 +6,13 @@ import math
 import pytest
 
 from rooflane.eval import open_run
-from rooflane.eval.record.run import create_run
 from rooflane.eval.report.page import PLOT_KINDS, read_page
 from rooflane.eval.report.page.charts import latency, series_of, truth
 from rooflane.eval.report.page.lanes import NARROW, WIDE
 from rooflane.eval.report.page.palette import DARK, LIGHT
 from rooflane.eval.report.page.scale import LogScale, log_scale
 from rooflane.eval.report.page.scene import Marker, Scene, Text, overlap, place_labels, shorten, text_width
+from rooflane.eval.stats.run import create_run
 from rooflane.shapes import Shape
 
 RECORDS = ["h200-published", "h200-lanes", "h200-half", "h200-bf16", "h200-cap30"]

@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 import pytest
 
 from rooflane.eval import EvaluationError, cli, open_run
-from rooflane.eval.record.run import create_run
 from rooflane.eval.report.page import PLOT_KINDS, plot_kind, read_page, write_plot
+from rooflane.eval.stats.run import create_run
 from rooflane.shapes import Shape
 
 # What briefs/plots holds, by record.
