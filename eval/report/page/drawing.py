@@ -212,7 +212,7 @@ def text_width(text: str, size: float = FONT, weight: str = "normal") -> float:
     from matplotlib.font_manager import FontProperties
 
     font = FontProperties(family="DejaVu Sans", size=size, weight=weight)
-    return RendererAgg(1, 1, PIXELS).get_text_width_height_descent(text, font, False)[0]
+    return RendererAgg(1, 1, PIXELS).get_text_width_height_descent(clean(text), font, False)[0]
 
 
 def shorten(text: str, width: float, size: float = FONT) -> str:
