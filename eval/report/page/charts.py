@@ -91,7 +91,7 @@ def series_of(data: PageData) -> dict[str, Series]:
 def latency(data: PageData, width: float, titled: bool = False) -> Chart | None:
     """Draw event time of every arm on every shape; None when nothing was timed."""
     series = series_of(data)
-    order = [*(name for name in series if name not in data.candidates), *data.candidates]
+    order = [*(name for name in series if name not in data.candidates), *reversed(data.candidates)]  # the first on top
     rows = []
     for shape in data.shapes:
         arms = [shape.arms[name] for name in order if name in shape.arms and shape.arms[name].event]

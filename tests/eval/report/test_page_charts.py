@@ -344,6 +344,4 @@ def test_committed_plots_are_what_the_records_give(root, tmp_path, data):
         again = tmp_path / f"{stem}.svg"
         write_plot(data[record], again)
         path = plots[again.name]
-        assert again.read_text() == path.read_text(), (
-            f"to fix this, draw it from {record} again"
-        )
+        assert again.read_text() == path.read_text(), f"to fix this, draw it from {record} again"
