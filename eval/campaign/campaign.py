@@ -18,6 +18,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import chain, zip_longest
 from pathlib import Path
 from statistics import median
 from time import monotonic
@@ -46,7 +47,7 @@ from rooflane.shapes import Shape
 CONTROL_NAMES = ("identity", "sdpa", "compiled", "compiled_reduce_overhead")
 # Of a limited run, the share of the time the first process may take: it compiles, the others find its caches.
 FIRST_SHARE = 0.6
-NUMBER = re.compile(r"\b\d+(?:\.\d+)?(?:e[-+]?\d+)?\b")
+NUMBER = re.compile(r"\b\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?\b")
 GAP = "\0"  # stands for a number where reasons are compared
 # The compiler's own modules take seconds to import; where they are sure to be needed the fork server has them ready.
 COMPILER_MODULES = ("torch._dynamo", "torch._inductor.compile_fx")
@@ -290,11 +291,13 @@ class Campaign:
             if rows and len(rows) == len(self.meta.planned(0, shape)):
                 kinds.setdefault(NUMBER.sub(GAP, rows[0].reason), {})[shape] = NUMBER.findall(rows[0].reason)
         for text, shapes in kinds.items():
-            columns = [sorted(set(column), key=float) for column in zip(*shapes.values(), strict=True)]
+            columns = [
+                sorted(set(column), key=lambda text: float(text.replace(",", "")))
+                for column in zip(*shapes.values(), strict=True)
+            ]
             ranges = [" to ".join(dict.fromkeys((column[0], column[-1]))) for column in columns]
             word = "shape" if len(shapes) == 1 else "shapes"
-            numbers = iter(ranges)
-            reason = re.sub(re.escape(GAP), lambda _: next(numbers), text)
+            reason = "".join(chain(*zip_longest(text.split(GAP), ranges, fillvalue="")))
             self._tell("skipped", text=f"not run on this device: {word} {', '.join(shapes)} ({reason})")
 
     def _figures(self, process: int, shape: str) -> str:

@@ -35,6 +35,7 @@ def report_command(
         Path | None, typer.Option(metavar="FILE", help="Renew the table between the markers in this file.")
     ] = None,
     nulls: NullsPath = None,
+    details: Annotated[bool, typer.Option("--details", help="Print every table of the report.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show a run from its records: the table, or Markdown, or the README's table. Refuses a changed record."""
@@ -63,7 +64,7 @@ def report_command(
     if as_json:
         print(render_json(summary))
     elif not (markdown or readme or html or plot):
-        render_terminal(summary, console())
+        render_terminal(summary, console(), details)
 
 
 def _write_pictures(run: Path, summary: Summary, html: Path | None, plots: list[Path], remarks: TextIO) -> None:

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def render_terminal(summary: Summary, console: Console) -> None:
-    """Print the report's tables, the headline last: it is what stays on the screen."""
+def render_terminal(summary: Summary, console: Console, details: bool = False) -> None:
+    """Print the first table, or with `details` all of them and the conditions; the headline last."""
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    for table in all_tables(summary):
+    for table in all_tables(summary)[: None if details else 1]:
         shown = RichTable(title=table.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
         for index, column in enumerate(table.columns):
             shown.add_column(column, justify="left" if index < table.left else "right", overflow="fold")
@@ -40,7 +40,7 @@ def render_terminal(summary: Summary, console: Console) -> None:
         console.print(shown)
         if table.note:
             console.print(table.note + "\n", markup=False, highlight=False)
-    for line in (environment_line(summary), *conditions(summary)):
+    for line in (environment_line(summary), *conditions(summary)) if details else ():
         console.print(line, markup=False, highlight=False)
     for line in headline_lines(summary):
         console.print(line, style="bold", markup=False, highlight=False)
