@@ -65,14 +65,15 @@ def clock_table(summary: Summary, candidate: str) -> Table:
             )
         )
     return Table(
-        title=f"{candidate}: four clocks in ms, geometric mean over processes (range)",
+        title=f"{candidate}: four clocks in ms (range over processes)",
         columns=(
             "id", "rule", "event", "device", "idle start", "host", "launch share", "hidden", "eager event", "use",
             "calls", "eager calls", "processes",
         ),
         rows=tuple(rows),
         left=2,
-        note="launch share: of the event time, what the device was not busy, in the processes that read both clocks, "
+        note="event: geometric mean over processes, the others: median; "
+        "launch share: of the event time, what the device was not busy, in the processes that read both clocks, "
         "not from the times shown; hidden: event time that neither device nor host accounts for, beyond eager's own; "
         "use: worst error in units of the tolerance, above 1 fails; calls: rounds x repeats, * shrunk to the time "
         "budget",

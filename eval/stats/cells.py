@@ -84,7 +84,7 @@ def make_cell(measured: Measured, shape: str, name: str) -> Cell:
         status=status,
         reason=reason,
         processes=len(timed),
-        event_ms=spread(times.values()),
+        event_ms=_event_spread(times),
         base_ms=base,
         host_ms=spread(median(sum(timing.host_ns, [])) for timing in timed if any(timing.host_ns)),
         device_ms=spread(median(timing.device_ns) for timing in timed if timing.device_ns),
@@ -147,9 +147,15 @@ def judged(cell: Cell, measured: Measured, shape: str, found: Estimate, floors: 
 
 
 def spread(values: Iterable[float]) -> Spread | None:
-    """Return nanoseconds, one value per process, as a spread in milliseconds."""
+    """Return nanoseconds, one value per process, as a spread in milliseconds round their median."""
     found = sorted(values)
-    return Spread(_geometric_mean(found) / 1e6, found[0] / 1e6, found[-1] / 1e6) if found else None
+    return Spread(median(found) / 1e6, found[0] / 1e6, found[-1] / 1e6) if found else None
+
+
+def _event_spread(times: Mapping[int, float]) -> Spread | None:
+    """Return event nanoseconds by process as a spread in milliseconds round their geometric mean."""
+    found = spread(times.values())
+    return found and replace(found, centre=_geometric_mean(times.values()) / 1e6)
 
 
 def _geometric_mean(values: Iterable[float]) -> float:

@@ -32,7 +32,10 @@ TRUSTED_KINDS = (*JUDGED_KINDS, "copy")
 
 @dataclass(frozen=True)
 class Spread:
-    """A time in milliseconds: the geometric mean over processes, and the processes' range."""
+    """A time in milliseconds with its range over processes.
+
+    `centre` is the geometric mean over processes for event time, which speedups divide, and the median for the others.
+    """
 
     centre: float
     low: float
