@@ -37,9 +37,9 @@ from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.record.environment import ROOT, resolve_device
 from rooflane.eval.record.records import ANCHOR, COPY_PREFIX, EAGER, NOOP, Record, RulesUsed, RunMeta
 from rooflane.eval.record.reveal import keep_seed, recall_seed, reveal, seed_hash
-from rooflane.eval.record.run import Run, create_run, open_run
 from rooflane.eval.record.settings import Settings, ShapeTodo, derive_seed, make_settings
 from rooflane.eval.record.spent import Spent
+from rooflane.eval.stats.run import Run, create_run, open_run
 from rooflane.eval.worker.candidates import load_rule_table, parse_candidate
 from rooflane.shapes import Shape
 

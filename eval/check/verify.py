@@ -12,9 +12,9 @@ from time import monotonic
 from typing import Any, Literal
 
 from rooflane.eval.check.cases import MASK_NAMES, Case
-from rooflane.eval.check.gate import GateResult, TruthCheck, merge_gates
+from rooflane.eval.check.gate import merge_gates
 from rooflane.eval.check.promises import IS_BASELINE, PROMISES, UNSTABLE
-from rooflane.eval.record.records import Verification
+from rooflane.eval.record.records import GateResult, TruthCheck, Verification
 from rooflane.shapes import Shape
 
 Ask = Callable[..., dict[str, Any]]

@@ -15,7 +15,7 @@ from rooflane.eval.record.records import RUN_FILE, RunMeta
 from rooflane.eval.record.spent import Spent, overhead_share
 
 if TYPE_CHECKING:
-    from rooflane.eval.record.run import Run
+    from rooflane.eval.stats.run import Run
 
 SEED_FILE = "seed.secret"
 

@@ -405,10 +405,10 @@ def _candidates(data: PageData, shape: ShapePlace) -> list[ArmPlace]:
 
 def _time(series: Series, arm: ArmPlace) -> Mark:
     event = arm.event
-    title = f"{series.label}: {number(event.median)} ms ({number(event.low)}-{number(event.high)})"
+    title = f"{series.label}: {number(event.centre)} ms ({number(event.low)}-{number(event.high)})"
     if arm.status != "ok":
         title += f", {STATUS_WORDS.get(arm.status, arm.status)}"
-    return Mark(series, event.median, event.low, event.high, title)
+    return Mark(series, event.centre, event.low, event.high, title)
 
 
 def _ratio_mark(series: Series, value: float | None, what: str, of: str) -> list[Mark]:
@@ -462,7 +462,7 @@ def _roof_marks(data: PageData, shape: ShapePlace) -> list[Mark]:
             if name != EAGER and arm.predicted_ms:
                 times.append((replace(style, label=f"{style.label} predicted", open=True), arm.predicted_ms))
             if arm.event:
-                times.append((style, arm.event.median))
+                times.append((style, arm.event.centre))
     marks = []
     for series, time_ms in times:
         rate = shape.flops / (time_ms / 1e3)

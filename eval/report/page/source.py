@@ -10,8 +10,8 @@ from pathlib import Path
 
 from rooflane.dispatch import Profile
 from rooflane.eval.record.records import EAGER, RECORDS_FILE, RUN_FILE, Record
-from rooflane.eval.record.run import Run
 from rooflane.eval.report import tables
+from rooflane.eval.stats.run import Run
 from rooflane.eval.stats.summary import REFERENCE, Cell, Headline, ShapeRow, Spread, Summary
 
 number, size, NONE = tables.number, tables.size, tables.NONE
@@ -122,23 +122,13 @@ def read_page(run: Run, summary: Summary | None = None) -> PageData:
         shapes=tuple(_shape(run, row, by_cell) for row in summary.rows),
         bandwidth=profile.copy_bytes_per_s,
         peaks=matrix_rates(profile, {shape.dtype for shape in meta.shape_list()}, meta.device),
-        state=_STATES.get(summary.exit_code().name, "see the findings"),
+        state=summary.state,
         integrity=tuple(
             (shape, arm, text)
             for (shape, arm), rows in by_cell.items()
             for text in dict.fromkeys(text for row in rows for text in row.integrity)
         ),
     )
-
-
-_STATES = {
-    "COMPLETE": "complete, every checked output correct",
-    "INCORRECT": "a candidate's output is wrong",
-    "CONTRACT": "correct, but a candidate breaks a promise to its caller",
-    "INCOMPLETE": "incomplete",
-    "INTEGRITY": "there is evidence of manipulation",
-    "CONTAMINATED": "the machine was disturbed too much for a verdict",
-}
 
 
 def report_tables(summary: Summary) -> list[tuple[str, tables.Table]]:
@@ -202,8 +192,8 @@ def _shape(run: Run, row: ShapeRow, by_cell: dict[tuple[str, str], list[Record]]
         predicted_ms=row.predicted_ms,
         dispatch_ms=said["launch_s"] * 1e3,
         device_ms=said["device_s"] * 1e3,
-        measured_host_ms=eager.host_ms.median if eager.host_ms else None,
-        measured_device_ms=eager.device_ms.median if eager.device_ms else None,
+        measured_host_ms=eager.host_ms.centre if eager.host_ms else None,
+        measured_device_ms=eager.device_ms.centre if eager.device_ms else None,
         dtype=row.shape.dtype,
         arms={name: _arm(cell, by_cell.get((row.shape.id, name), [])) for name, cell in row.cells.items()},
     )
@@ -220,7 +210,7 @@ def _arm(cell: Cell, records: Iterable[Record]) -> ArmPlace:
         reason=cell.reason,
         event=cell.event_ms,
         predicted_ms=cell.predicted_ms,
-        speedup=f"{cell.speedup.centre:.3g}x" if cell.speedup else "",
+        speedup=f"{tables.times(cell.speedup.centre)}x" if cell.speedup else "",
         use=cell.use,
         ragged_use=max(ragged, default=None),
         truth=_truth(found for check in checks for found in check.truth),

@@ -17,8 +17,8 @@ from rooflane.eval.campaign.team import ReferenceLost, Team
 from rooflane.eval.record.digest import DIGEST_FILE
 from rooflane.eval.record.records import RECORDS_FILE
 from rooflane.eval.record.reveal import keep_seed
-from rooflane.eval.record.run import open_run
 from rooflane.eval.record.settings import Settings
+from rooflane.eval.stats.run import open_run
 from rooflane.shapes import Shape
 
 A = Shape("a", 2, 8, 16, 2, 16, 1)

@@ -169,7 +169,7 @@ def test_one_buffer_for_every_output_is_a_contract_and_no_crime(tmp_path):
 @pytest.mark.slow
 def test_the_seed_is_bound_before_and_shown_after(tmp_path):
     from rooflane.eval.record.reveal import SEED_FILE, seed_hash
-    from rooflane.eval.record.run import open_run
+    from rooflane.eval.stats.run import open_run
 
     seen = []
 

@@ -18,10 +18,10 @@ import pytest
 
 from rooflane.eval import EvaluationError, cli, open_run
 from rooflane.eval.record.records import Verification
-from rooflane.eval.record.run import create_run
 from rooflane.eval.report import tables
 from rooflane.eval.report.page import read_page, render_page, write_page
 from rooflane.eval.report.page.tables import integrity_table, sort_key
+from rooflane.eval.stats.run import create_run
 from rooflane.shapes import Shape
 
 ROOT = Path(__file__).parents[3]

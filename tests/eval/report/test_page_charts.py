@@ -12,7 +12,6 @@ from matplotlib.text import Text
 
 from rooflane.dispatch import load_profile
 from rooflane.eval import EvaluationError, cli, open_run
-from rooflane.eval.record.run import create_run
 from rooflane.eval.report.page import PLOT_KINDS, plot_kind, read_page, write_plot
 from rooflane.eval.report.page.charts import DEVICE_LIMIT, HOST_LIMIT, NARROW, WIDE, draw, label_regions, series_of
 from rooflane.eval.report.page.drawing import (
@@ -31,6 +30,7 @@ from rooflane.eval.report.page.drawing import (
     text_width,
 )
 from rooflane.eval.report.page.source import matrix_rates
+from rooflane.eval.stats.run import create_run
 from rooflane.shapes import Shape
 
 RECORDS = ["h200-published", "h200-lanes", "h200-half", "h200-bf16", "h200-cap30"]
@@ -116,7 +116,7 @@ def test_every_measured_arm_has_a_mark_at_its_time(data):
     marks = titles_of(draw("latency", page))
     arms = [arm for shape in page.shapes for arm in shape.arms.values() if arm.event]
     assert len(arms) == 13 * 6 + 2
-    assert sorted(x for _, x, _ in marks) == pytest.approx(sorted(arm.event.median for arm in arms))
+    assert sorted(x for _, x, _ in marks) == pytest.approx(sorted(arm.event.centre for arm in arms))
     assert any(
         title.startswith("dispatched: 0.0729 ms") and x == pytest.approx(0.0729, rel=0.01) for title, x, _ in marks
     )
