@@ -36,6 +36,7 @@ SETTING_OPTIONS = {
 # Options that may be given with --resume: they change what is printed, not what is measured.
 RESUME_OPTIONS = {"resume", "as_json", "require", "accept_contract", "details"}
 BAR_WIDTH = 16
+LONGEST = 120  # characters of a shape's outcome in a line of progress
 
 
 class Inputs(enum.StrEnum):
@@ -195,7 +196,7 @@ def _finish(run: Run, require: Require, accept_contract: bool, details: bool, as
     for problem in summary.problems():
         print(problem, file=sys.stderr)
     if run.interrupted:
-        print(run.resume_hint(), file=sys.stderr)
+        print(run.resume_hint().replace("rooflane", spelled(), 1), file=sys.stderr)
         raise typer.Exit(ExitCode.INTERRUPTED)
     report = run.folder / REPORT_FILE
     report.write_text(render_markdown(summary), encoding="utf-8")
@@ -271,7 +272,9 @@ class Lines:
             self.seen += 1
             count = len(self.labels)
             at = f"[{self.seen:>{len(str(count))}}/{count}] shape {event.shape} {self.labels[event.shape]}"
-            self._print(f"{at}: {event.text} ({place})")
+            # A failure's reason can be a compiler's whole message; the end of the run prints it in full.
+            text = event.text if len(event.text) <= LONGEST else f"{event.text[:LONGEST]}…"
+            self._print(f"{at}: {text} ({place})")
         elif self.last.process != event.process:
             self._print(f"{place[0].upper()}{place[1:]}")
         self.last = event

@@ -148,7 +148,7 @@ def test_a_column_sorts_by_its_numbers_by_click_and_by_keyboard(visit):
     assert order(page) == [["id", "ascending"]]
     page.get_by_role("button", name="candidate").first.click()
     times = [float(text) for text in column(page, "candidate")]
-    assert times == sorted(times) and times[:2] == [0.0396, 0.0494], "0.0396 stands before 0.160"
+    assert times == sorted(times) and times[0] < 0.1 < 1 < times[-1], "0.04 stands before 0.16 and 1.2"
     page.get_by_role("button", name="family").first.click()
     families = column(page, "family")
     assert families == sorted(families)
