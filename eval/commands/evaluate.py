@@ -40,14 +40,14 @@ LONGEST = 120  # characters of a shape's outcome in a line of progress
 
 
 class Inputs(enum.StrEnum):
-    """Which input each timed call gets."""
+    """The input that each timed call gets."""
 
     FRESH = "fresh"
     FIXED = "fixed"
 
 
 class Require(enum.StrEnum):
-    """What exit status 0 stands for."""
+    """The result that exit status 0 stands for."""
 
     COMPLETE = "complete"
     FASTER = "faster"
@@ -144,7 +144,7 @@ def eval_command(
 
 
 def _check(settings: dict[str, Any], context: typer.Context) -> None:
-    """Refuse a value before anything is measured, by the name and in the unit the user gave it."""
+    """Refuse a wrong value before anything is measured, with the option's name and the unit the user gave."""
     from rooflane.eval.record.settings import SettingError, make_settings
 
     try:
@@ -156,7 +156,7 @@ def _check(settings: dict[str, Any], context: typer.Context) -> None:
 
 
 def _refuse_beside_resume(context: typer.Context) -> None:
-    """Refuse what would have no effect: a resumed run keeps the settings it was started with."""
+    """Refuse options that would have no effect: a resumed run keeps the settings it was started with."""
     given = [
         name
         for name in context.params

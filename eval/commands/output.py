@@ -1,4 +1,4 @@
-"""What every command shares: the console, JSON, tables, units and the shape file named on the command line."""
+"""What commands share: the console, JSON, tables, units, and the shape file named on the command line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.table import Table
 import rooflane.shapes
 from rooflane.shapes import Shape, ShapeError, load_shapes
 
-# A pipe or a log has no width of its own; at rich's 80 columns the tables would wrap.
+# A pipe has no width, and at rich's default of 80 columns tables would wrap.
 PIPE_WIDTH = 160
 
 ShapeFile = Annotated[str, typer.Argument(metavar="FILE", help="Shape file; a shipped one by its bare name.")]
@@ -30,7 +30,7 @@ RulesFile = Annotated[
 def console(stderr: bool = False) -> Console:
     """Return a console for tables, or for progress and remarks on standard error."""
     stream = sys.stderr if stderr else sys.stdout
-    # Names and reasons are the user's: brackets and colons in them are no markup.
+    # Names and reasons come from the user: brackets and colons in them are not markup.
     width = None if stream.isatty() else PIPE_WIDTH
     return Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
 
