@@ -1,4 +1,4 @@
-"""What every command shares: the console, JSON, tables, units and the shape file named on the command line."""
+"""What commands share: the console, JSON, tables, units, and the shape file named on the command line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rooflane.dispatch import Profile, load_profile
 from rooflane.dispatch.device import AUTO, kept_note
 from rooflane.shapes import Shape, ShapeError, load_shapes
 
-# A pipe or a log has no width of its own; at rich's 80 columns the tables would wrap.
+# A pipe has no width, and at rich's default of 80 columns tables would wrap.
 PIPE_WIDTH = 160
 
 ShapeFile = Annotated[str, typer.Argument(metavar="FILE", help="Shape file; a shipped one by its bare name.")]
@@ -35,7 +35,7 @@ RulesFile = Annotated[
 def console(stderr: bool = False) -> Console:
     """Return a console for tables, or for progress and remarks on standard error."""
     stream = sys.stderr if stderr else sys.stdout
-    # Names and reasons are the user's: brackets and colons in them are no markup.
+    # Names and reasons come from the user: brackets and colons in them are not markup.
     width = None if stream.isatty() else PIPE_WIDTH
     return Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
 
@@ -121,3 +121,11 @@ def find_shapes(name: str, only: Sequence[str] = ()) -> list[Shape]:
 def counted(count: int, noun: str) -> str:
     """Return a number with its noun, such as `1 shape` or `2 shapes`."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def rough_duration(seconds: float) -> str:
+    """Return seconds as a person says them: 45 s, 4 min, 2 h 05 min."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"

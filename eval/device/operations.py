@@ -1,4 +1,4 @@
-"""Look inside one forward: every operation's time, arithmetic, traffic and place under the device's roofline."""
+"""Profile one forward: the time, arithmetic, traffic and place under the roofline of every operation."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SEED = 1234
 
 @dataclass(frozen=True)
 class Operation:
-    """Like operations of a forward, added up. FLOPs and bytes are None where nobody knows them."""
+    """Like operations of a forward, added up. FLOPs and bytes are None where they are unknown."""
 
     name: str
     kind: str
@@ -91,7 +91,7 @@ class ForwardProfile:
 
     @property
     def baseline_flops(self) -> int:
-        """Matrix arithmetic of the baseline forward, the measure every arm is held against."""
+        """Matrix arithmetic of the baseline forward, the measure every arm is compared with."""
         return ledger(self.shape).flops
 
     def as_dict(self) -> dict[str, object]:
@@ -168,11 +168,13 @@ def profile_operations(
         operations = _add_up_launches(launches)
         note = (
             f"the profiler saw {len(launches)} operations and the ledger lists {sum(op.device_ops for op in ops)}: "
-            "FLOPs and bytes are left out rather than guessed"
+            "so FLOPs and bytes are left out"
         )
     else:
         operations = _add_up_launches(launches)
-        note = "fused kernels do not tell their FLOPs and bytes; the baseline's arithmetic is given for the whole call"
+        note = (
+            "fused kernels do not report their FLOPs and bytes; the baseline's arithmetic is given for the whole call"
+        )
     kernels, copies = count_launches(launches)
     wall_s = _wall_s(forward, x, mask)
     return ForwardProfile(shape, arm, x.device.type, limits, operations, kernels, copies, wall_s, note)
@@ -222,7 +224,7 @@ def _add_up_launches(launches: list[Launch]) -> tuple[Operation, ...]:
 
 
 def _wall_s(forward: Forward, x: Tensor, mask: Tensor | None) -> float:
-    """Return the median wall time of a call, device work awaited, without the profiler's cost."""
+    """Return the median wall time of a call in seconds, until its device work ends, without the profiler's cost."""
     times, await_device = [], make_clock(x.device).synchronize
     with torch.inference_mode():
         for _ in range(WALL_CALLS):

@@ -90,7 +90,7 @@ class PageData:
     controls: tuple[str, ...]
     shapes: tuple[ShapePlace, ...]
     bandwidth: float
-    peaks: dict[str, float]
+    peaks: dict[str, tuple[str, float]]
     state: str
     integrity: tuple[tuple[str, str, str], ...]
 
@@ -121,7 +121,7 @@ def read_page(run: Run, summary: Summary | None = None) -> PageData:
         controls=tuple(meta.controls),
         shapes=tuple(_shape(run, row, by_cell) for row in summary.rows),
         bandwidth=profile.copy_bytes_per_s,
-        peaks=_peaks(profile, {shape.dtype for shape in meta.shape_list()}),
+        peaks=matrix_rates(profile, {shape.dtype for shape in meta.shape_list()}, meta.device),
         state=summary.state,
         integrity=tuple(
             (shape, arm, text)
@@ -150,14 +150,18 @@ def condition_texts(summary: Summary) -> list[str]:
     return [tables.environment_line(summary), *tables.conditions(summary)]
 
 
-def _peaks(profile: Profile, dtypes: set[str]) -> dict[str, float]:
-    """Return the matrix rate of each dtype of the shapes, and of float16 where it is the higher one.
+def matrix_rates(profile: Profile, dtypes: set[str], device: str) -> dict[str, tuple[str, float]]:
+    """Return the name and value of each dtype's matrix rate, and of float16 where that is the highest.
 
-    Families feed their matrix products with half precision, whatever the model's dtype.
+    Families use half precision in their matrix products, whatever the model's dtype. On CUDA the rate of float32
+    models is the TF32 rate, unless the profile states that the card has none.
     """
-    peaks = {dtype: profile.matmul_flops(dtype) for dtype in sorted(dtypes)}
-    half = profile.matmul_flops("float16")
-    return peaks | {"float16": half} if half > max(peaks.values()) else peaks
+    rates = {dtype: (dtype, profile.matmul_flops(dtype)) for dtype in sorted({*dtypes, "float16"})}
+    if "float32" in rates and device == "cuda" and "no TF32" not in profile.matmul_float32.source:
+        rates["float32"] = ("TF32", rates["float32"][1])
+    if "float16" not in dtypes and rates["float16"][1] <= max(rates[dtype][1] for dtype in dtypes):
+        del rates["float16"]
+    return rates
 
 
 _FILES = (
@@ -175,7 +179,7 @@ def raw_files(run: Run) -> list[tuple[str, Path, str]]:
 
 def _shape(run: Run, row: ShapeRow, by_cell: dict[tuple[str, str], list[Record]]) -> ShapePlace:
     """Return one shape."""
-    said = run.meta.prediction(row.shape.id).classification
+    predicted = run.meta.prediction(row.shape.id).classification
     eager = row.eager
     return ShapePlace(
         id=row.shape.id,
@@ -183,11 +187,11 @@ def _shape(run: Run, row: ShapeRow, by_cell: dict[tuple[str, str], list[Record]]
         regime=row.regime,
         borderline=row.borderline,
         measured_regime=row.measured_regime,
-        flops=said["flops"],
-        bytes=said["bytes"],
+        flops=predicted["flops"],
+        bytes=predicted["bytes"],
         predicted_ms=row.predicted_ms,
-        dispatch_ms=said["launch_s"] * 1e3,
-        device_ms=said["device_s"] * 1e3,
+        dispatch_ms=predicted["launch_s"] * 1e3,
+        device_ms=predicted["device_s"] * 1e3,
         measured_host_ms=eager.host_ms.centre if eager.host_ms else None,
         measured_device_ms=eager.device_ms.centre if eager.device_ms else None,
         dtype=row.shape.dtype,
