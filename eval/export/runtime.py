@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rooflane.baseline.reference import BaselineTransformer
-from rooflane.eval.submit.place import run_with_class
+from rooflane.eval.submit.organiser import run_with_class
 from rooflane.eval.submit.placed import PlacedTransformer
 from rooflane.shapes.shape import Shape
 
