@@ -5,12 +5,10 @@ from typing import Any
 
 # Loaded on first use: the worker needs the launcher's neighbours, not pydantic or rich.
 _HOMES = {
-    "beside": ("Agreement", "compare_with_run"),
     "campaign": ("SubmitEvent", "resume_submission", "submit"),
-    "contract": ("read_organiser",),
+    "organiser": ("read_organiser",),
     "parse": ("Figures", "parse_output"),
-    "records": ("Submission", "SubmitRow", "open_submission"),
-    "report": ("render_json", "summarise_submission"),
+    "submission": ("Submission", "SubmitRow", "open_submission", "render_json", "summarise_submission"),
 }
 __all__ = sorted(name for names in _HOMES.values() for name in names)
 

@@ -14,11 +14,16 @@ from rooflane.dispatch import Profile, ProfileError, RuleError, classify, load_p
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.record.environment import available_memory_bytes, git_commit, resolve_device
 from rooflane.eval.record.records import INFEASIBLE
-from rooflane.eval.submit.contract import OrganiserFile, read_organiser
-from rooflane.eval.submit.flags import check_device, parse_organiser_args, shape_arguments
 from rooflane.eval.submit.launch import End, SubmitJob, run_once
+from rooflane.eval.submit.organiser import (
+    OrganiserFile,
+    check_device,
+    parse_organiser_args,
+    read_organiser,
+    shape_arguments,
+)
 from rooflane.eval.submit.parse import CANDIDATE_SIDE, Figures, UnreadableError, explain_end, parse_output
-from rooflane.eval.submit.records import Submission, SubmitMeta, SubmitRow, create_submission, open_submission
+from rooflane.eval.submit.submission import Submission, SubmitMeta, SubmitRow, create_submission, open_submission
 from rooflane.eval.worker import candidates
 from rooflane.eval.worker.candidates import Candidate, load_rule_table, parse_candidate, plan_candidate
 from rooflane.shapes import Shape
@@ -161,7 +166,6 @@ def _run_shape(meta: SubmitMeta, process: int, shape: Shape) -> SubmitRow:
             plan=plan,
             shape=shape.as_dict(),
             memory_bytes=available_memory_bytes() if meta.device == "cpu" else None,
-            scatter_seed=scatter_seed(meta.device, process, shape),
         )
         end = run_once(job, meta.time_limit_s)
         outcome, reason, figures = judge(end, shape, meta.candidate, meta.time_limit_s)
@@ -211,11 +215,6 @@ def judge(end: End, shape: Shape, candidate: str, time_limit_s: float) -> tuple[
             f"{accuracy.max_abs:g}"
         )
     return outcome, reason, figures
-
-
-def scatter_seed(device: str, process: int, shape: Shape) -> str:
-    """Return what scatters a run's memory: nothing on a CPU, nor in the first process, which is the script as it is."""
-    return f"{process} {shape.id}" if device == "cuda" and process else ""
 
 
 def _profile(name: str, kind: str) -> Profile:

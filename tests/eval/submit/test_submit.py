@@ -18,7 +18,7 @@ from rooflane.eval import cli
 from rooflane.eval.exit_codes import EvaluationError, ExitCode
 from rooflane.eval.submit import campaign, open_submission, resume_submission, submit, summarise_submission
 from rooflane.eval.submit.launch import KEPT_BYTES
-from rooflane.eval.submit.records import ROWS_FILE
+from rooflane.eval.submit.submission import ROWS_FILE
 from rooflane.shapes import Shape
 
 SHAPE = Shape("a", 2, 8, 16, 2, 16, 1, True)
@@ -257,7 +257,6 @@ WRONG = [
     (["submit", "--organiser", "organiser.py", "--organiser-args", "--batch-size 3"], "column batch_size"),
     (["submit", "--organiser", "organiser.py", "--organiser-args", "--benchmark-rounds 3"], "an odd number"),
     (["submit", "--organiser", "organiser.py", "--device", "cpu", "--profile", "h200"], "describes a cuda device"),
-    (["submit", "--organiser", "organiser.py", "--beside", "runs"], "not a run"),
     (["submit", "--organiser", "organiser.py", "--shape", "99"], "holds no shape"),
     (["submit", "--organiser", "organiser.py", "--time-limit", "0"], "time limit above 0"),
     (["submit", "--resume", "runs"], "not a submission"),

@@ -12,10 +12,10 @@ import torch
 
 from rooflane.baseline import TransformerConfig, build_baseline, config_of, copy_model_weights
 from rooflane.dispatch import load_profile, load_rules, route
-from rooflane.eval.submit import flags
+from rooflane.eval.submit import organiser
 from rooflane.eval.submit.launch import SubmitJob
+from rooflane.eval.submit.organiser import ChangedError, run_with_class
 from rooflane.eval.submit.parse import Figures, parse_output
-from rooflane.eval.submit.place import ChangedError, run_with_class
 from rooflane.eval.submit.placed import PlacedTransformer
 from rooflane.eval.submit.worker import class_to_place
 from rooflane.shapes import Shape, load_shapes
@@ -40,7 +40,7 @@ def benchmark(root, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", sys.argv)
 
     def run(shape: Shape, cls: type, *extra: str) -> tuple[int, str]:
-        arguments = flags.shape_arguments(shape, "cpu", [*LEAST, *extra])
+        arguments = organiser.shape_arguments(shape, "cpu", [*LEAST, *extra])
         with pytest.raises(SystemExit) as end:
             run_with_class(root / "tests" / "standin" / "benchmark.py", arguments, lambda module: cls)
         return int(end.value.code or 0), capsys.readouterr().out
@@ -250,7 +250,7 @@ def test_the_stand_in_has_the_described_flags_and_defaults(standin, monkeypatch)
         "non_strict_weight_copy": False, "matmul_precision": "high", "allow_tf32": True,
     }  # fmt: skip
     assert given == described
-    assert {action.dest for action in flags._parser()._actions} == described.keys()
+    assert {action.dest for action in organiser._parser()._actions} == described.keys()
 
 
 def test_the_stand_ins_model_is_the_baseline(standin):
