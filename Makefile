@@ -1,4 +1,4 @@
-# make eval    evaluate the published shapes quickly on the device at hand
+# make eval    evaluate the published shapes quickly on this machine's device
 # make test    every test          make check    lint and the fast tests
 # PYTHON=...   the interpreter the environment is made from (3.11 or newer)
 # TORCH_INDEX=https://download.pytorch.org/whl/cpu   take torch from there: the CPU build, some 200 MB

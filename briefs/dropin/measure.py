@@ -39,7 +39,6 @@ from rooflane.eval.report.tables import NONE, Table, interval, number
 from rooflane.eval.stats.intervals import median_ns, paired_log_ratio, t_interval
 from rooflane.eval.worker.arms import free_memory
 from rooflane.eval.worker.clock import Clock, estimate_ns, make_clock
-from rooflane.eval.worker.failures import told
 from rooflane.shapes import Shape, load_shapes
 
 Case = tuple[Tensor, Tensor]
@@ -189,7 +188,7 @@ def measure_shape(
                 for _ in range(2):  # reduce-overhead captures at the second call
                     forward(*case)
         except Exception as error:  # an arm that PyTorch cannot compile is a row, not our failure
-            found[name] = {"skipped": told(error)}
+            found[name] = {"skipped": _reason(error)}
             continue
         arms[name] = forward
         found[name] = {"setup_s": perf_counter() - before}
@@ -213,7 +212,7 @@ def measure_shape(
     for name, sample in samples.items():
         found.setdefault(name, {})["event_ns"] = [part.event_ns for part in sample.rounds]
     for name, error in failures.items():
-        found.setdefault(name, {})["skipped"] = told(error)
+        found.setdefault(name, {})["skipped"] = _reason(error)
     return {
         "shape": shape.as_dict(),
         "family": module.route.family,
@@ -251,6 +250,11 @@ class TimedArm:
         return cases
 
 
+def _reason(error: Exception) -> str:
+    """Return an exception's type and the first line of its text."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"[:300]
+
+
 def measure_process(
     shapes: Sequence[Shape], device: torch.device, process: int, arms: Sequence[str], seconds: float
 ) -> Iterator[dict[str, Any]]:
@@ -262,8 +266,8 @@ def measure_process(
         deadline = start + seconds * (index + 1) / len(shapes)
         try:
             line = measure_shape(shape, device, arms, budget_s=0.25, deadline=deadline)
-        except Exception as error:  # one shape's failure is its row; the others go on
-            line = {"shape": shape.as_dict(), "error": told(error)}
+        except Exception as error:  # one shape's failure is its row; the others continue
+            line = {"shape": shape.as_dict(), "error": _reason(error)}
         yield {"process": process, "environment": environment} | line
         free_memory(device)
 

@@ -43,10 +43,10 @@ def submit_command(
     ] = "",
     time_limit: Annotated[float, typer.Option(metavar="SECONDS", help="What one run may take.")] = 600.0,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where submission folders go.")] = Path("runs"),
-    resume: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Go on with an interrupted submission.")] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Continue an interrupted submission.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run the organiser's own script, untouched, over SHAPES with our model in its place.
+    """Run the organiser's script, unchanged, over SHAPES with the candidate as its model.
 
     Every shape runs in a fresh process; the printed figures become rows, with the raw text, in a folder under --out.
     Exit status: 0 complete and accurate, 2 a request that cannot be run or a script that changed, 20 outside the
@@ -85,7 +85,7 @@ def submit_command(
 
 
 def _refuse_with_resume(context: typer.Context) -> None:
-    """Refuse what would have no effect: a resumed submission keeps the settings it was started with."""
+    """Refuse options that would have no effect: a resumed submission keeps its settings."""
     given = [
         name
         for name in context.params
@@ -93,7 +93,7 @@ def _refuse_with_resume(context: typer.Context) -> None:
     ]
     if given:
         names = ", ".join(name.replace("_", "-") for name in given)
-        raise typer.BadParameter(f"--resume goes on with the submission's own settings; leave out: {names}", context)
+        raise typer.BadParameter(f"--resume keeps the submission's own settings; leave out: {names}", context)
 
 
 def _finish(submission: Submission, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""What stands at the end of an exported file: the submitted class, its table of shapes, and how to run it."""
+"""The submitted class of an exported file, its table of shapes, and the run of the organiser's script."""
 
 from __future__ import annotations
 

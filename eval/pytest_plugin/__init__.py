@@ -47,7 +47,7 @@ def assert_close_gate(out: Tensor, ref: Tensor, atol: float | None = None, rtol:
 
 
 def fp64(forward: Any, *inputs: Any, **named: Any) -> Any:
-    """Return what a module or function gives in float64: the reference that both sides of a gate can be compared with."""
+    """Return a module's or function's output in float64, a reference for both sides of a gate."""
     from rooflane.eval.pytest_plugin.assertion import run_in_fp64
 
     return run_in_fp64(forward, inputs, named)

@@ -1,4 +1,4 @@
-"""The organiser's own script, run untouched over a shape table with our model in the contract's place."""
+"""Run the organiser's script, unchanged, over a shape table with the candidate as its model."""
 
 from importlib import import_module
 from typing import Any

@@ -22,7 +22,7 @@ KNOWN_HASHES = {"5529c96a80799b51f68092e1444a30b17994554dffdf52da98ba701489a7f36
 PLACE = "UserOptimizedTransformer"
 NAMES = ("BaselineTransformer", PLACE, "main")
 MODULE_NAME = "organiser_benchmark"
-# With an odd number the baseline goes first once more than the candidate, and a linear drift shows as a speedup.
+# With an odd number the baseline goes first once more than the candidate: a linear drift looks like a speedup.
 ROUNDS = 4
 SIZES = {
     "--batch-size": "batch_size",
@@ -32,7 +32,7 @@ SIZES = {
     "--ffn-dim": "ffn_dim",
     "--layers": "num_layers",
 }
-# Set by the shape file or by an option of ours: passing them on as well would contradict it.
+# The shape file or an option of `rooflane submit` sets these: passing them on too would contradict it.
 OURS = {
     **{flag: f"the shape file's column {column}" for flag, column in SIZES.items()},
     "--causal": "the shape file's column causal",
@@ -59,12 +59,12 @@ class OrganiserFile:
     known: str
 
     def note(self) -> str:
-        """Return the line that says what is known of the file."""
+        """Return one line on whether the file is a known release."""
         if self.known:
             return f"{self.path.name}: sha256 {self.sha256[:12]} is the organiser's {self.known}"
         return (
-            f"{self.path.name}: sha256 {self.sha256[:12]} is not a file this version knows; it runs as it is, and "
-            "figures that cannot be read are said so"
+            f"{self.path.name}: sha256 {self.sha256[:12]} is not a file this version knows; it runs unchanged, and "
+            "figures that cannot be read are reported"
         )
 
     def check_unchanged(self) -> None:
@@ -72,18 +72,18 @@ class OrganiserFile:
         try:
             now = hashlib.sha256(self.path.read_bytes()).hexdigest()
         except OSError as error:
-            raise EvaluationError(f"{self.path}: could be read when the run began, and no longer ({error})") from None
+            raise EvaluationError(f"{self.path}: was readable when the run began and is no longer ({error})") from None
         if now != self.sha256:
             raise EvaluationError(
                 f"{self.path}: changed during the run (sha256 {self.sha256[:12]} before, {now[:12]} now), so the last "
-                "figures belong to no one file and are not kept; put the organiser's file back and start a new run"
+                "figures are not kept; to fix this, restore the organiser's file and start a new run"
             )
 
 
 def read_organiser(path: str | Path) -> OrganiserFile:
     """Return the organiser's file at `path`.
 
-    Raises `EvaluationError` when it cannot be read, is no Python, or lacks a name of the contract: the classes
+    Raises `EvaluationError` when it cannot be read, is not Python, or lacks a name of the contract: the classes
     `BaselineTransformer` and `UserOptimizedTransformer`, the function `main`, and the guarded call at the end.
     """
     path = Path(path)
@@ -106,7 +106,7 @@ def read_organiser(path: str | Path) -> OrganiserFile:
     if missing:
         raise EvaluationError(
             f"{path}: defines no {', no '.join(missing)}, so it is not the organiser's benchmark, or a release that "
-            "works otherwise; the contract needs them to put a model in place and run the script's own main"
+            "works differently; rooflane needs these names to replace the class and to run the script's own main"
         )
     sha256 = hashlib.sha256(source).hexdigest()
     return OrganiserFile(path.resolve(), sha256, KNOWN_HASHES.get(sha256, ""))
@@ -160,7 +160,7 @@ def parse_organiser_args(text: str, known_script: bool) -> list[str]:
     """Return the flags to pass on, as a list.
 
     Raises `EvaluationError` for what the script would refuse, for a flag the shape file sets, and for an odd number
-    of rounds. Flags nobody described are passed on, unless the script is one we know and has no such flag.
+    of rounds. Unknown flags are passed on, unless the script is a known release that has no such flag.
     """
     try:
         given = shlex.split(text)
@@ -207,11 +207,11 @@ def check_device(name: str) -> None:
             f"would mean nothing; set CUDA_VISIBLE_DEVICES={other[1]} and ask for cuda"
         )
     if name not in ("auto", "cpu", "cuda", "cuda:0"):
-        raise EvaluationError(f"device {name!r} is not one of auto, cpu, cuda; only these does the script time rightly")
+        raise EvaluationError(f"device {name!r} is not one of auto, cpu, cuda; the script times only these correctly")
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Return the script's own flags, abbreviations included; what is not given leaves no value."""
+    """Return the script's own flags, abbreviations included; a flag that is not given has no value."""
     parser = _Parser(add_help=False, argument_default=argparse.SUPPRESS)
     kinds: dict[str, Any] = {**dict.fromkeys((*SIZES, *_INTEGERS), int), **dict.fromkeys(_NUMBERS, float)}
     for flag, kind in kinds.items():

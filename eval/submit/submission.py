@@ -134,9 +134,9 @@ class Submission:
         return [key for key in keys if key not in done]
 
     def resume_hint(self) -> str:
-        """Return the line that tells how to go on."""
+        """Return the line that names the command to continue with."""
         rows = len(self.rows())
-        return f"interrupted; {rows} runs are kept. Go on with: rooflane submit --resume {self.folder}"
+        return f"interrupted; {rows} runs are kept. To continue: rooflane submit --resume {self.folder}"
 
 
 def create_submission(folder: Path, meta: SubmitMeta) -> Submission:
