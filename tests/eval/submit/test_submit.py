@@ -192,6 +192,7 @@ def test_resume_refuses_another_script_or_candidate(run, tmp_path, which):
         resume_submission(submission.folder)
 
 
+@pytest.mark.slow
 def test_memory_that_runs_out_as_predicted_is_no_failure(root, tmp_path, monkeypatch):
     # The real allocation of the published shape 14, in a process that may take 6 GB: 13 GB of input cannot be made.
     monkeypatch.setattr(campaign, "available_memory_bytes", lambda: 6_000_000_000)
@@ -272,6 +273,7 @@ def test_wrong_uses_give_one_paragraph(rooflane, organiser, mine, arguments, wor
     assert status == ExitCode.USAGE and words in flat and "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_the_readmes_command_with_the_stand_in(root, tmp_path):
     (command,) = re.findall(r"^rooflane submit .*$", (root / "README.md").read_text(), re.MULTILINE)
     script = command.split()[-1]
