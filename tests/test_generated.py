@@ -4,21 +4,37 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from datetime import datetime
+from importlib.util import module_from_spec, spec_from_file_location
 from itertools import pairwise
 from math import exp, log, sqrt
+from pathlib import Path
 from statistics import mean, median, stdev
 
 import pytest
 
 from rooflane.dispatch import load_profile
 from rooflane.eval import compare, open_run, render_readme_table, update_between_markers
-from rooflane.eval.device.dropin_table import OURS, OWN, load_dropin
 from rooflane.eval.report.tables import oversize_table
-from rooflane.eval.submit import compare_with_run, open_submission, summarise_submission
-from rooflane.eval.submit.beside import ROUNDING, pair_of
+from rooflane.eval.submit import open_submission, summarise_submission
 from rooflane.families import get_family
 from rooflane.shapes import load_shapes
+
+ROOT = Path(__file__).parents[1]
+
+
+def load_file(path):
+    """Return a script of the repository, which is no package, as a module."""
+    spec = spec_from_file_location(path.stem, path)
+    module = sys.modules[path.stem] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+agreement = load_file(ROOT / "tests" / "submit_agreement.py")
+dropin = load_file(ROOT / "briefs" / "dropin" / "measure.py")
+compare_with_run, pair_of, ROUNDING = agreement.compare_with_run, agreement.pair_of, agreement.ROUNDING
 
 GENERATED = {
     "README.md": "h200-campaign-3",
@@ -198,7 +214,7 @@ def agreements(root, submissions):
     """Each submission beside our own organiser mode: the candidate's pair by shape."""
     run = open_run(root / "briefs" / "records" / "h200-fixed")
     return {
-        way: {row.shape: row.pairs["optimized"] for row in compare_with_run(submission, run).rows}
+        way: {shape: pairs["optimized"] for shape, pairs in compare_with_run(submission, run).items()}
         for way, submission in submissions.items()
     }
 
@@ -294,8 +310,8 @@ def test_scattered_and_afresh_the_two_clocks_agree_on_every_shape(root):
     # What the run says of itself is what the brief's table says.
     for name, agreed in (("h200-scattered", scattered), ("h200-afresh", afresh)):
         folder = root / "briefs" / "records" / name
-        rows = compare_with_run(open_submission(folder / "submit"), open_run(folder / "fixed")).rows
-        assert [row.shape for row in rows if row.pairs["optimized"].agrees] == agreed["dispatched"]
+        compared = compare_with_run(open_submission(folder / "submit"), open_run(folder / "fixed"))
+        assert [shape for shape, pairs in compared.items() if pairs["optimized"].agrees] == agreed["dispatched"]
 
 
 def test_windows_and_fresh_rounds_lie_apart_as_the_briefs_say(root):
@@ -352,13 +368,13 @@ def test_eager_found_a_slow_host_more_often_in_our_workers_than_in_the_script(ro
 
 
 def test_the_drop_in_module_is_ahead_of_every_arm_in_both_processes(root):
-    shapes = load_dropin(root / "briefs" / "records" / "h200-dropin" / "dropin.jsonl")
+    shapes = dropin.load_dropin(root / "briefs" / "records" / "h200-dropin" / "dropin.jsonl")
     assert len(shapes) == 13
     for lines in shapes.values():
         assert len(lines) == 2
         for line in lines:
             times = {name: median(sum(arm["event_ns"], [])) for name, arm in line["arms"].items()}
-            assert set(times) == {OURS, *OWN} and min(times, key=times.get) == OURS
+            assert set(times) == {dropin.OURS, *dropin.OWN} and min(times, key=times.get) == dropin.OURS
             assert all(gate["passed"] for gate in line["gates"].values())
 
 

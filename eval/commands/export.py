@@ -29,7 +29,7 @@ def export_command(
     The file defines `UserOptimizedTransformer(config)`; `python FILE ORGANISER.py [flags]` runs the organiser's script
     with it, and `rooflane submit --candidate FILE` does so for a whole shape file.
     """
-    from rooflane.eval.export import export, write_export
+    from rooflane.eval.export.write import export, write_export
     from rooflane.eval.worker.candidates import load_rule_table, parse_candidate
 
     device = find_profile(profile)

@@ -1,4 +1,4 @@
-"""A submission in figures: one line a shape, the geometric mean, and what our own run says beside it."""
+"""A submission: its files (one JSON line a shape and process, with the printed text) and the figures made of them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,168 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from rooflane.eval.exit_codes import ExitCode
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from rooflane.eval.exit_codes import EvaluationError, ExitCode
+from rooflane.eval.record.records import SUBMISSION_FILE
 from rooflane.eval.stats.intervals import Interval, t_interval
-from rooflane.eval.submit.beside import QUANTITIES, Beside, Pair
-from rooflane.eval.submit.parse import largest
-from rooflane.eval.submit.records import Submission, SubmitRow
+from rooflane.eval.submit.parse import Figures, Outcome, largest
 from rooflane.shapes import Shape
 
+SCHEMA_VERSION = 1
+ROWS_FILE = "rows.jsonl"
 NONE = "-"
 # A shape is as bad as its worst run.
 SEVERITY = ("passed", "oom", "unsupported", "timeout", "usage", "error", "unreadable", "failed")
+_CONFIG = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
+
+Key = tuple[int, str]
+
+
+class SubmitMeta(BaseModel):
+    """What was submitted: the script, the candidate, the shapes, the flags and the plan for each shape."""
+
+    model_config = _CONFIG
+
+    schema_version: int = SCHEMA_VERSION
+    id: str
+    started_at: str
+    command: str
+    rooflane_version: str
+    commit: str | None
+    organiser: str
+    sha256: str
+    known: str
+    candidate: str
+    candidate_sha256: str
+    device: str
+    profile: str
+    arguments: list[str]
+    processes: int
+    time_limit_s: float
+    shapes: list[dict[str, Any]]
+    plans: dict[str, dict[str, Any]]
+    infeasible: dict[str, str]
+
+    def shape_list(self) -> list[Shape]:
+        """Return the shapes, in file order."""
+        return [Shape(**fields) for fields in self.shapes]
+
+
+class SubmitRow(BaseModel):
+    """One run of the script on one shape: what it was given, how it ended, what it printed."""
+
+    model_config = _CONFIG
+
+    schema_version: int = SCHEMA_VERSION
+    submission: str
+    process: int
+    shape: str
+    outcome: Outcome
+    reason: str = ""
+    exit_status: int | None
+    arguments: list[str]
+    figures: Figures | None = None
+    expected: bool = False  # an end that was predicted, such as a baseline that does not fit the memory
+    stdout: str
+    stderr: str
+    wall_s: float
+    environment: dict[str, Any] = {}
+    measured_at: str
+
+    @property
+    def key(self) -> Key:
+        """What identifies a row."""
+        return self.process, self.shape
+
+
+@dataclass
+class Submission:
+    """One submission's folder; `interrupted` is set when it was ended by Ctrl-C."""
+
+    folder: Path
+    meta: SubmitMeta
+    interrupted: bool = False
+
+    def rows(self) -> list[SubmitRow]:
+        """Return the rows written so far; a line torn off by an interruption is left out.
+
+        Raises `EvaluationError` on any other line that is no row.
+        """
+        path = self.folder / ROWS_FILE
+        rows: dict[Key, SubmitRow] = {}
+        lines = path.read_bytes().split(b"\n") if path.exists() else []
+        for number, line in enumerate(lines, start=1):
+            if not line:
+                continue
+            try:
+                row = SubmitRow.model_validate_json(line)
+            except ValidationError as error:
+                if number == len(lines):
+                    continue
+                first = error.errors()[0]
+                where = ".".join(map(str, first["loc"])) or "the line"
+                raise EvaluationError(
+                    f"{path}:{number}: not a row of this version ({where}: {first['msg']}); read it with the rooflane "
+                    "that wrote it, or remove the line"
+                ) from None
+            rows[row.key] = row
+        return list(rows.values())
+
+    def append(self, row: SubmitRow) -> None:
+        """Write one row, ending a line that an interruption left torn."""
+        path = self.folder / ROWS_FILE
+        if path.exists():
+            whole, newline, _ = path.read_bytes().rpartition(b"\n")
+            path.write_bytes(whole + newline)
+        with path.open("ab") as file:
+            file.write(row.model_dump_json().encode() + b"\n")
+
+    def missing(self) -> Sequence[Key]:
+        """Return the keys that have no row yet, one process after the other, shapes in file order."""
+        done = {row.key for row in self.rows()}
+        keys = [(process, shape["id"]) for process in range(self.meta.processes) for shape in self.meta.shapes]
+        return [key for key in keys if key not in done]
+
+    def resume_hint(self) -> str:
+        """Return the line that names the command to continue with."""
+        rows = len(self.rows())
+        return f"interrupted; {rows} runs are kept. To continue: rooflane submit --resume {self.folder}"
+
+
+def create_submission(folder: Path, meta: SubmitMeta) -> Submission:
+    """Make the folder of a new submission and write its page."""
+    folder = folder / meta.id
+    try:
+        folder.mkdir(parents=True)
+        (folder / SUBMISSION_FILE).write_text(meta.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise EvaluationError(f"{folder}: the submission's folder cannot be written ({error}); name another") from None
+    return Submission(folder, meta)
+
+
+def open_submission(folder: str | Path) -> Submission:
+    """Return the submission in a folder; raises `EvaluationError` when there is none, or of another version."""
+    path = Path(folder) / SUBMISSION_FILE
+    try:
+        meta = SubmitMeta.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        raise EvaluationError(
+            f"{folder}: not a submission, there is no {SUBMISSION_FILE} in it; name a folder that `rooflane submit` "
+            "wrote"
+        ) from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise EvaluationError(
+            f"{path}: not a submission of this version ({where}: {first['msg']}); read it with the rooflane that "
+            "wrote it"
+        ) from None
+    return Submission(Path(folder), meta)
 
 
 @dataclass(frozen=True)
@@ -81,7 +230,7 @@ def summarise_submission(submission: Submission) -> SubmitSummary:
     return SubmitSummary(submission, rows, geomean, why, missing, environment)
 
 
-def render_json(summary: SubmitSummary, beside: Beside | None) -> str:
+def render_json(summary: SubmitSummary) -> str:
     """Return the submission as JSON; the raw printed text stays in the folder's rows."""
     submission = summary.submission
     document = {
@@ -94,7 +243,6 @@ def render_json(summary: SubmitSummary, beside: Beside | None) -> str:
         "environment": summary.environment,
         "meta": submission.meta.model_dump(mode="json"),
         "shapes": [_plain(row) for row in summary.rows],
-        "beside": asdict(beside) if beside else None,
     }
     return json.dumps(document, indent=1)
 
@@ -118,20 +266,8 @@ def submission_table(summary: SubmitSummary) -> tuple[tuple[str, ...], list[tupl
     ]
 
 
-def beside_table(beside: Beside) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return columns and rows of the script's figures beside our own."""
-    columns = ["id"]
-    for name in ("optimized ms", "baseline ms", "speedup"):
-        columns += [f"{name}: script", "ours", "script/ours", "agree"]
-    rows = []
-    for row in beside.rows:
-        cells = [cell for name in QUANTITIES for cell in _pair(row.pairs.get(name))]
-        rows.append((row.shape, *cells))
-    return tuple(columns), rows
-
-
-def remarks(summary: SubmitSummary, beside: Beside | None) -> Iterator[str]:
-    """Yield the lines under the tables: the geometric mean, every failure, what the comparison rests on."""
+def remarks(summary: SubmitSummary) -> Iterator[str]:
+    """Yield the lines under the tables: the geometric mean and every failure."""
     meta = summary.submission.meta
     processes = "1 process" if meta.processes == 1 else f"{meta.processes} processes"
     if summary.geomean:
@@ -143,17 +279,6 @@ def remarks(summary: SubmitSummary, beside: Beside | None) -> Iterator[str]:
     for row in summary.rows:
         if row.reason:
             yield f"shape {row.shape.id}: {row.outcome}: {row.reason}"
-    if beside is None:
-        return
-    yield f"ours: {beside.run}, arm {beside.arm}"
-    yield from beside.notes
-    yield from (f"shape {row.shape}: not compared: {row.reason}" for row in beside.rows if row.reason)
-    judged = [row.pairs["optimized"] for row in beside.rows if row.pairs]
-    verdicts = [pair.agrees for pair in judged if pair.agrees is not None]
-    if verdicts:
-        yield f"the candidate's latency agrees within its spread on {sum(verdicts)} of {len(verdicts)} shapes"
-    if len(verdicts) < len(judged):
-        yield "one process on each side has no spread to judge by: use --processes 3 or more"
 
 
 def _shape_figures(shape: Shape, family: str, rows: Sequence[SubmitRow]) -> ShapeFigures:
@@ -193,11 +318,3 @@ def _range(values: Sequence[float], digits: int, unit: str = "") -> str:
         return NONE
     text = f"{median(values):.{digits}g}{unit}"
     return f"{text} ({min(values):.{digits}g}-{max(values):.{digits}g})" if len(values) > 1 else text
-
-
-def _pair(pair: Pair | None) -> tuple[str, str, str, str]:
-    if pair is None:
-        return (NONE,) * 4
-    interval = "" if pair.low is None else f" [{pair.low:.3g}, {pair.high:.3g}]"
-    agree = NONE if pair.agrees is None else "yes" if pair.agrees else "no"
-    return f"{pair.theirs:.4g}", f"{pair.ours:.4g}", f"{pair.ratio:.3g}{interval}", agree

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from rooflane.eval import EvaluationError, update_between_markers
-from rooflane.eval.device.dropin import measure_shape
-from rooflane.eval.device.dropin_arms import build_encoder, build_own, own_forward, without_fast_path
-from rooflane.eval.device.dropin_table import OURS, OWN, load_dropin, render_dropin_table
 from rooflane.shapes import Shape
+
+_SPEC = importlib.util.spec_from_file_location("dropin", Path(__file__).parents[1] / "briefs/dropin/measure.py")
+dropin = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(dropin)
+OURS, OWN, load_dropin, render_dropin_table = dropin.OURS, dropin.OWN, dropin.load_dropin, dropin.render_dropin_table
+build_own, build_encoder, without_fast_path = dropin.build_own, dropin.build_encoder, dropin.without_fast_path
 
 RECORD = "briefs/records/h200-dropin/dropin.jsonl"
 # Long enough for the router to want no compiler on a CPU.
@@ -91,12 +98,12 @@ def test_records_that_cannot_be_read_are_refused(write, tmp_path):
         load_dropin(write())
     with pytest.raises(EvaluationError, match="cannot be read as JSON lines"):
         load_dropin(tmp_path / "nowhere.jsonl")
-    with pytest.raises(EvaluationError, match="shape 1 stands twice for process 0"):
+    with pytest.raises(EvaluationError, match="shape 1 has two lines of process 0"):
         load_dropin(write(line(0, "1", {}), line(0, "1", {})))
 
 
 def test_a_measured_line_holds_gates_times_and_what_was_left_out(write):
-    found = measure_shape(SHAPE, CPU, list(OWN), budget_s=0.05, deadline=0.0)
+    found = dropin.measure_shape(SHAPE, CPU, list(OWN), budget_s=0.05, deadline=0.0)
     assert {"fast path", "fast path off", "full float32", "float64", "padding 0.3"} <= set(found["gates"])
     assert {"no final norm", "a single layer", "not causal"} <= set(found["gates"])
     assert all(gate["passed"] for gate in found["gates"].values())
@@ -133,15 +140,19 @@ def test_compiled_arms_of_one_process_do_not_share_a_graph():
     with torch.inference_mode():
         for module in (encoder, without_fast_path(encoder)):
             compiled = torch.compile(module, dynamic=False, backend=backend)
-            own_forward(compiled, Shape("s", 2, 8, 16, 2, 16, 1), CPU)(torch.randn(2, 8, 16))
+            dropin.own_forward(compiled, Shape("s", 2, 8, 16, 2, 16, 1), CPU)(torch.randn(2, 8, 16))
     assert ["_transformer_encoder_layer_fwd" in names for names in graphs] == [True, False]
 
 
-def test_the_briefs_table_stands_as_its_record_writes_it(root, tmp_path):
-    page = root / "briefs" / "dropin.md"
-    if not (root / RECORD).exists():
-        assert "no record yet" in page.read_text()
-        return
-    copy = shutil.copy(page, tmp_path / "dropin.md")
+def test_the_script_runs_by_its_path(tmp_path):
+    script = Path(__file__).parents[1] / "briefs/dropin/measure.py"
+    command = [sys.executable, script, "--ids", "12", "--device", "cpu", "--no-compile", "--out", tmp_path / "d.jsonl"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "process 0 shape 12: passes the gate, 3 arms timed" in done.stdout and "| 12 | 64x32x128" in done.stdout
+
+
+def test_the_briefs_table_is_what_its_record_gives(root, tmp_path):
+    copy = shutil.copy(root / "briefs" / "dropin.md", tmp_path / "dropin.md")
     written = update_between_markers(copy, "dropin", render_dropin_table(root / RECORD))
-    assert not written, f"write it anew: python -m rooflane.eval.device.dropin_table {RECORD} briefs/dropin.md"
+    assert not written, f"to fix this: python briefs/dropin/measure.py --table {RECORD} --page briefs/dropin.md"

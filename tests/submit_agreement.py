@@ -1,23 +1,21 @@
-"""A submission beside a run of our own evaluator: do the two clocks tell the same latency?"""
+"""Compare a recorded submission with a recorded run of our own evaluator, as the tables of briefs/submit.md do."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import fmean, median, stdev
 from typing import Any
 
-from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.record.records import EAGER, Record, Timing
 from rooflane.eval.stats.contamination import Contamination, find_contamination
 from rooflane.eval.stats.intervals import CONFIDENCE, welch_interval
 from rooflane.eval.stats.rounds import rounds_of
 from rooflane.eval.stats.run import Run
 from rooflane.eval.submit.parse import Figures
-from rooflane.eval.submit.records import Submission
+from rooflane.eval.submit.submission import Submission
 
-QUANTITIES = ("optimized", "baseline", "speedup")
 # Half a unit of the last place that the script prints: ms to four places, the speedup to three.
 ROUNDING = {"optimized": 5e-5, "baseline": 5e-5, "speedup": 5e-4}
 
@@ -37,70 +35,32 @@ class Pair:
     agrees: bool | None
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """One shape beside our run: latencies in ms and the speedup, or why there is nothing to compare."""
+def compare_with_run(submission: Submission, run: Run) -> dict[str, dict[str, Pair]]:
+    """Return each shape's pairs by quantity, for shapes that both sides timed.
 
-    shape: str
-    pairs: dict[str, Pair]
-    reason: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class Beside:
-    """The whole comparison: the run, its arm, remarks on what differs between the two, and a row a shape."""
-
-    run: str
-    arm: str
-    notes: tuple[str, ...]
-    rows: tuple[Agreement, ...]
-
-
-def compare_with_run(submission: Submission, run: Run, arm: str = "") -> Beside:
-    """Compare a submission's printed latencies with a run's event times, shape by shape.
-
-    `arm` names the run's candidate; "" is the submission's own, or the run's only one. The run's disturbed blocks are
-    left out as in its own table, but for those at the board's power limit: the script works on through it. Where the
-    run has rounds of the script's own kind, these are compared. Raises `EvaluationError` when the run has no such
-    candidate.
+    The run's disturbed blocks are left out, except those at the board's power limit: the script works on through it.
+    Where the run has rounds of the script's own kind, these are compared.
     """
-    meta = submission.meta
-    arms = run.meta.candidates
-    wanted = arm or meta.candidate
-    if wanted not in arms and (arm or len(arms) != 1):
-        raise EvaluationError(
-            f"{run.folder}: has the candidates {', '.join(arms)}, none of them {wanted!r}; name one as RUN::ARM, or "
-            "evaluate that one with --inputs fixed and name its run"
-        )
-    arm = wanted if wanted in arms else arms[0]
-    notes = []
-    if arm != meta.candidate:
-        notes.append(f"the run's candidate is {arm}, the submission's {meta.candidate}")
-    if run.meta.settings.get("inputs") != "fixed":
-        notes.append("the run gave each call a fresh input, the script repeats one: use --inputs fixed to compare like")
-    if run.meta.device != meta.device:
-        notes.append(f"the run was made on {run.meta.device}, the submission on {meta.device}")
+    arm = submission.meta.candidate if submission.meta.candidate in run.meta.candidates else run.meta.candidates[0]
     records = run.records()
-    spoilt = find_contamination(rounds_of(records), power_limit=False)
+    disturbed = find_contamination(rounds_of(records), power_limit=False)
     records = [record for record in records if record.timing is not None and record.status == "ok"]
-    rows = [row for row in submission.rows() if row.figures and row.figures.optimized]
-    compared, windows = [], []
-    for shape in meta.shape_list():
-        mine = [record for record in records if _same_shape(record, shape)]
-        theirs = [row.figures for row in rows if row.shape == shape.id]
-        compared.append(_compare_shape(shape.id, theirs, _ours(mine, arm, spoilt)))
-        if compared[-1].pairs and not _script_rounds(mine, arm):
-            windows.append(shape.id)
-    if windows:
-        which = f"shape {', '.join(windows)}" if len(windows) < len(compared) else "every shape"
-        notes.append(f"ours on {which}: windows with a look at each output, for want of the script's own rounds")
-        if spoilt.count:
-            notes.append(f"ours: {spoilt.describe()}")
-    return Beside(str(run.folder), arm, tuple(notes), tuple(compared))
+    printed = [row for row in submission.rows() if row.figures and row.figures.optimized]
+    read: dict[str, Callable[[Figures], float]] = {
+        "optimized": lambda figures: figures.optimized.median_ms,
+        "baseline": lambda figures: figures.baseline.median_ms,
+        "speedup": lambda figures: figures.speedup,
+    }
+    compared = {}
+    for shape in submission.meta.shape_list():
+        theirs = [row.figures for row in printed if row.shape == shape.id]
+        ours = _ours([record for record in records if _same_shape(record, shape)], arm, disturbed)
+        if theirs and ours:
+            compared[shape.id] = {
+                name: pair_of([value(figures) for figures in theirs], ours[name], ROUNDING[name])
+                for name, value in read.items()
+            }
+    return compared
 
 
 def pair_of(theirs: Sequence[float], ours: Sequence[float], rounding: float = 0.0) -> Pair:
@@ -127,23 +87,7 @@ def pair_of(theirs: Sequence[float], ours: Sequence[float], rounding: float = 0.
     return Pair(median(theirs), median(ours), ratio, low, high, agrees)
 
 
-def _compare_shape(shape: str, theirs: list[Figures], ours: dict[str, list[float]]) -> Agreement:
-    if not theirs:
-        return Agreement(shape, {}, "the script printed no latency")
-    if not ours:
-        return Agreement(shape, {}, "the run has no timed rows of this shape")
-    read: dict[str, Callable[[Figures], float]] = {
-        "optimized": lambda figures: figures.optimized.median_ms,
-        "baseline": lambda figures: figures.baseline.median_ms,
-        "speedup": lambda figures: figures.speedup,
-    }
-    values = {name: [read[name](figures) for figures in theirs] for name in QUANTITIES}
-    if any(value <= 0 for series in values.values() for value in series):
-        return Agreement(shape, {}, "the script printed a latency of 0 ms, too short for its four decimals")
-    return Agreement(shape, {name: pair_of(values[name], ours[name], ROUNDING[name]) for name in QUANTITIES})
-
-
-def _ours(records: list[Record], arm: str, spoilt: Contamination) -> dict[str, list[float]]:
+def _ours(records: list[Record], arm: str, disturbed: Contamination) -> dict[str, list[float]]:
     """Return each process's pooled medians in ms, and their quotient, for processes that timed both sides.
 
     A process without a clean block is left out, unless none has one; rounds of the script's kind have no blocks.
@@ -152,7 +96,7 @@ def _ours(records: list[Record], arm: str, spoilt: Contamination) -> dict[str, l
         pairs = [(_median_ms(timing.bare_ns), _median_ms(timing.bare_eager_ns)) for timing in as_script]
     else:
         rows = [record for record in records if record.arm in (arm, EAGER)]
-        clean = {(row.process, row.arm): _clean(row, spoilt.at(row.shape_id, row.process)) for row in rows}
+        clean = {(row.process, row.arm): _clean(row, disturbed.at(row.shape_id, row.process)) for row in rows}
         if not any(clean.values()):
             clean = {(row.process, row.arm): row.timing.event_ns for row in rows}
         medians = {key: _median_ms(rounds) for key, rounds in clean.items() if any(rounds)}
