@@ -26,7 +26,7 @@ REPOSITORY_PATH = re.compile(
 )
 README_WORDS = 1300
 GLOSSARY_TERMS = 50
-SENTENCE_WORDS = 40
+SENTENCE_WORDS = 30
 # Words of the project's old dialect; the second entry of each pair is the standard word.
 OLD_WORDS = {
     "afresh": "again, or in a fresh process",
