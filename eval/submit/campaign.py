@@ -161,7 +161,6 @@ def _run_shape(meta: SubmitMeta, process: int, shape: Shape) -> SubmitRow:
             plan=plan,
             shape=shape.as_dict(),
             memory_bytes=available_memory_bytes() if meta.device == "cpu" else None,
-            scatter_seed=scatter_seed(meta.device, process, shape),
         )
         end = run_once(job, meta.time_limit_s)
         outcome, reason, figures = judge(end, shape, meta.candidate, meta.time_limit_s)
@@ -211,11 +210,6 @@ def judge(end: End, shape: Shape, candidate: str, time_limit_s: float) -> tuple[
             f"{accuracy.max_abs:g}"
         )
     return outcome, reason, figures
-
-
-def scatter_seed(device: str, process: int, shape: Shape) -> str:
-    """Return what scatters a run's memory: nothing on a CPU, nor in the first process, which is the script as it is."""
-    return f"{process} {shape.id}" if device == "cuda" and process else ""
 
 
 def _profile(name: str, kind: str) -> Profile:

@@ -33,8 +33,6 @@ class SubmitJob(BaseModel):
     plan: dict[str, Any]
     shape: dict[str, Any]
     memory_bytes: int | None
-    # Scatters the device's memory ahead of the script; "" leaves it as it is.
-    scatter_seed: str = ""
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,6 @@ def main(facts: int) -> None:
     if job.memory_bytes is not None:
         limit_memory(job.memory_bytes)
     try:
-        if job.scatter_seed:
-            scatter(job.scatter_seed)
         run_with_class(Path(job.organiser), job.arguments, lambda module: class_to_place(job), job.sha256)
     finally:
         # Behind the run, so that nothing of it is disturbed.
@@ -70,16 +68,6 @@ def class_to_place(job: SubmitJob) -> Any:
             return forward
 
     return UserOptimizedTransformer
-
-
-def scatter(seed: str) -> None:
-    """Scatter the device's memory, until this process ends; where there is no device the script says so itself."""
-    import torch
-
-    from rooflane.eval.worker.scattered_memory import scatter_memory
-
-    if torch.cuda.is_available():
-        scatter_memory(seed)
 
 
 def limit_memory(limit: int) -> None:

@@ -32,7 +32,6 @@ from rooflane.eval.worker.cpu_pinning import CalmCore
 from rooflane.eval.worker.failures import is_oom, told
 from rooflane.eval.worker.interpreter import add_working_folder
 from rooflane.eval.worker.judge import Judge
-from rooflane.eval.worker.scattered_memory import ScatteredMemory, scatter_memory
 from rooflane.eval.worker.script_rounds import ScriptRounds
 from rooflane.eval.worker.subject import FIRST_INPUT, Subject
 from rooflane.eval.worker.windows import Windows
@@ -65,7 +64,6 @@ class Worker:
         self.subject: Subject | None = None
         self.awake = False
         self._core = CalmCore()
-        self._scattered: ScatteredMemory | None = None
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Do what is asked; what the harness itself raises is reported as such."""
@@ -94,7 +92,6 @@ class Worker:
         self.end_shape()
         oversize.cap_memory(self.device, memory_cap_bytes)
         if self.device.type == "cuda":
-            self._scattered = scatter_memory(str(seed))
             torch.cuda.reset_peak_memory_stats()
         shape = Shape(**shape)
         template = build_baseline(shape, self.device, seed)
@@ -130,9 +127,6 @@ class Worker:
         if self.subject:
             self.subject = None
             free_memory(self.device)
-        if self._scattered:
-            self._scattered.release()
-            self._scattered = None
         return {}
 
     def stay_awake(self, on: bool, cores: Sequence[int] = ()) -> dict[str, Any]:
