@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from rooflane.eval.campaign.blocks import Counts, Samples, choose_counts, time_blocks
 from rooflane.eval.campaign.busy_wait import awake
-from rooflane.eval.campaign.fresh_rounds import FreshRounds
 from rooflane.eval.campaign.lanes import Lane, Schedule
 from rooflane.eval.campaign.launch import Crash
 from rooflane.eval.campaign.other_clocks import OtherClocks
 from rooflane.eval.campaign.team import REFERENCE, ReferenceLost
-from rooflane.eval.check.integrity import hidden_time, impossible_times, physical_floor_ns, quicker_unseen
+from rooflane.eval.check.integrity import hidden_time, impossible_times, physical_floor_ns
 from rooflane.eval.check.promises import PROMISES
 from rooflane.eval.check.verify import CallFailed, WrongOutput, checked
 from rooflane.eval.record.records import EAGER, NOOP, Timing, Verification
@@ -44,10 +43,9 @@ class ShapeTiming:
         self.blocks: list[dict[str, Any] | None] = []
 
     def run(self) -> None:
-        """Warm every arm up, time the blocks, then take the other clocks and the script's rounds where they are due."""
+        """Warm every arm up, time the blocks, then take the other clocks."""
         work, settings = self.work, self.work.settings
-        fixed = settings.inputs == "fixed"
-        schedule = Schedule(work.seed, work.shape.padding_ratio, fixed)
+        schedule = Schedule(work.seed, work.shape.padding_ratio, settings.inputs == "fixed")
         share = (work.deadline - monotonic()) / max(1, len(self.rows))
         self.budget_s = max(LEAST_BUDGET_S, min(settings.budget_s, share))
         counts: dict[str, Counts] = {}
@@ -69,10 +67,6 @@ class ShapeTiming:
             for name, error in failures.items():
                 self.failed(self.rows[name], error)
             states = OtherClocks(self).take()
-        if fixed:
-            fresh = FreshRounds(self)
-            for name in states:
-                states[name] |= fresh.take(self.rows[name])
         if any(self.blocks):
             work.telemetry["blocks"] = self.blocks
         for name, samples in self.samples.items():
@@ -113,14 +107,7 @@ class ShapeTiming:
             *lane.integrity,
             *hidden_time(lane.walls, self.lanes[EAGER].walls),
             *impossible_times(times, nothing, floor_ns, basis),
-            *self._unseen(row),
         ]
-
-    def _unseen(self, row: ArmRow) -> list[str]:
-        if not row.timing or not row.timing.bare_ns:
-            return []
-        eager = [part.event_ns for part in self.samples[EAGER].rounds]
-        return quicker_unseen(row.timing.event_ns, row.timing.bare_ns, eager, row.timing.bare_eager_ns)
 
     def _warm_up(self, row: ArmRow, schedule: Schedule) -> dict[str, Counts]:
         """Estimate an arm's call, warm it up, and make its lane; nothing when it fails."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from rooflane.eval.campaign.launch import Buffer, Crash, WorkerProcess
@@ -118,31 +118,11 @@ class Team:
             self._keep_forged(name, worker)
             worker.end()
 
-    @contextmanager
-    def fresh(self, name: str) -> Iterator[str]:
-        """Start a further worker for a candidate and yield its name; it shares the buffer, and ends with the block.
-
-        What its channel carried counts as the candidate's. Raises `Crash` when it cannot be started.
-        """
-        fresh = f"{name}, afresh"
-        self._buffers[fresh] = self._buffers[name]
-        try:
-            with self.spending("set-up"):
-                self.ensure(fresh)
-            yield fresh
-        finally:
-            try:
-                self.end(fresh)
-            finally:
-                del self._buffers[fresh]
-                self._forged.setdefault(name, []).extend(self._forged.pop(fresh, []))
-
     def close(self) -> None:
         """End every worker and let go of the memory between them."""
         for name in list(self._workers):
             self.end(name)
-        # Once each: a fresh worker shares its candidate's.
-        for buffer in set(self._buffers.values()):
+        for buffer in self._buffers.values():
             buffer.close()
 
     def spending(self, what: str) -> AbstractContextManager[None]:

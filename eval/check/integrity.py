@@ -24,8 +24,6 @@ HIDDEN_NS_LEAST = 20_000
 FLOOR_MARGIN = {"measured": 2.0, "datasheet": 2.0, "assumed": 5.0}
 # The empty call starts on an idle device, a short call may start behind the one before: 12 us against 1.3 (H200).
 NOOP_SHARE = 0.2
-# A look delays the call behind it by 0.5 us of 25 at most (H200), but a host's cores differ by 2 from minute to minute.
-UNSEEN_SHARE = 0.4
 # Files whose change during a run shows that something was edited under the harness.
 WATCHED_FOLDERS = ("eval", "baseline")
 
@@ -77,29 +75,6 @@ def impossible_times(samples: Sequence[int], noop: Sequence[int], floor_ns: floa
     if found * FLOOR_MARGIN[basis] < floor_ns:
         lines.append(f"a call takes {found / 1e3:.2f} us; at the device's best rates ({basis}) {floor_ns / 1e3:.2f} us")
     return lines
-
-
-def quicker_unseen(
-    seen: Sequence[Sequence[int]],
-    unseen: Sequence[Sequence[int]],
-    eager_seen: Sequence[Sequence[int]],
-    eager_unseen: Sequence[Sequence[int]],
-) -> list[str]:
-    """Tell whether the calls of every round that nobody looks at are far quicker than those of every seen one.
-
-    All are rounds of calls; what eager gains by not being seen is the host's doing, and no arm's.
-    """
-    if not seen or not unseen:
-        return []
-    best, slowest = min(map(median, seen)), max(map(median, unseen))
-    # By the median that the script's speedup is made of: eager calls that excuse an arm take its speedup with them.
-    host = min(1.0, median(call for part in eager_unseen for call in part) / max(map(median, eager_seen)))
-    if slowest >= UNSEEN_SHARE * host * best:
-        return []
-    return [
-        f"a call takes {best / 1e3:.2f} us or more with a look at its output behind it, and {slowest / 1e3:.2f} us or "
-        "less without"
-    ]
 
 
 def physical_floor_ns(shape: Shape, profile: Profile, valid_tokens: float) -> tuple[float, str]:

@@ -58,8 +58,8 @@ class Timing(BaseModel):
     `idle_ns` the event pair after a synchronisation, `cold_ns` with the caches overwritten before, `rotating_ns` over
     inputs of five times the cache. `loop_ns` `[round]` is a fixed loop of the interpreter ahead of each round.
 
-    With fixed inputs a candidate is timed once more as the organiser's script does it, with no look at the outputs:
-    `bare_ns` are its calls and `bare_eager_ns` eager's, both `[round][call]`, in turn in one fresh process.
+    Only older records carry `bare_ns` and `bare_eager_ns` `[round][call]`: the candidate's calls and eager's, timed in
+    turn in one further process as the organiser's script times them.
     """
 
     model_config = _CONFIG

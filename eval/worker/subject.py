@@ -137,10 +137,6 @@ class Subject:
         Fingerprinter(tokens * width, tokens, torch_dtype(self.shape.dtype), self.device, 0, 1)
         candidates = [arm for arm in self.arms.values() if arm.kind == "candidate" and arm.weights is not None]
         self._weights = {arm.name: LentWeights(arm.weights) for arm in candidates}
-        return self.count_running()
-
-    def count_running(self) -> dict[str, Any]:
-        """Note how many threads and processes run now, for `inspect` to compare with."""
         torch.ones(POOL_ELEMENTS).mul_(2)
         self._running = thread_count(), child_count()
         return {}

@@ -1,8 +1,7 @@
 """A worker: one fresh process that holds some arms, does what the parent asks, and decides nothing.
 
 The reference's worker holds eager, the controls and the judge; every candidate has a worker of its own, with its copy
-beside it, and neither a seed it has not been told nor, before its outputs are judged, the baseline's answers. A fresh
-one that runs the script's rounds has eager take turns with the candidate, and is judged on another input.
+beside it, and neither a seed it has not been told nor, before its outputs are judged, the baseline's answers.
 `python -m rooflane.eval.worker.worker FD...` starts one where processes cannot be forked; the parent does that, never a
 user.
 """
@@ -32,14 +31,13 @@ from rooflane.eval.worker.cpu_pinning import CalmCore
 from rooflane.eval.worker.failures import is_oom, told
 from rooflane.eval.worker.interpreter import add_working_folder
 from rooflane.eval.worker.judge import Judge
-from rooflane.eval.worker.script_rounds import ScriptRounds
 from rooflane.eval.worker.subject import FIRST_INPUT, Subject
 from rooflane.eval.worker.windows import Windows
 from rooflane.shapes import Shape
 
 RUN_RULES = "the rules of the run"
 SUBJECT_OPS = (
-    "build", "call", "repeat", "signature", "weights_digest", "load", "settle", "count_running", "inspect", "drop",
+    "build", "call", "repeat", "signature", "weights_digest", "load", "settle", "inspect", "drop",
 )  # fmt: skip
 WINDOW_OPS = ("estimate", "prepare", "go", "finish", "ship", "release")
 JUDGE_OPS = ("compare", "stress", "stress_names", "marks", "kept")
@@ -100,7 +98,7 @@ class Worker:
         self.subject = subject
         self.ops |= {name: getattr(subject, name) for name in SUBJECT_OPS}
         self.ops |= {name: getattr(windows, name) for name in WINDOW_OPS}
-        self.ops |= {"states": CacheStates(windows).states, "script_rounds": ScriptRounds(windows).script_rounds}
+        self.ops |= {"states": CacheStates(windows).states}
         self.ops |= {name: getattr(big, name) for name in BIG_OPS}
         return {"capacity": windows.capacity()}
 
