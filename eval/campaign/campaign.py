@@ -29,14 +29,13 @@ from rooflane.eval.campaign.session import ProcessContext
 from rooflane.eval.campaign.shape_work import ShapeWork
 from rooflane.eval.campaign.team import ReferenceLost, Team
 from rooflane.eval.campaign.telemetry import Telemetry
-from rooflane.eval.check.integrity import harness_digests
 from rooflane.eval.exit_codes import EvaluationError
-from rooflane.eval.record.environment import ROOT, resolve_device
-from rooflane.eval.record.records import ANCHOR, COPY_PREFIX, NOOP, Record, RulesUsed, RunMeta
-from rooflane.eval.record.reveal import keep_seed, recall_seed, reveal, seed_hash
+from rooflane.eval.record.digest import WrittenRecords
+from rooflane.eval.record.environment import resolve_device
+from rooflane.eval.record.records import ANCHOR, COPY_PREFIX, NOOP, RECORDS_FILE, Record, RulesUsed, RunMeta
 from rooflane.eval.record.run import Run, create_run, open_run
 from rooflane.eval.record.settings import Settings, ShapeTodo, derive_seed, make_settings
-from rooflane.eval.record.spent import Spent
+from rooflane.eval.record.spent import Spent, overhead_share
 from rooflane.eval.worker.candidates import load_rule_table, parse_candidate
 from rooflane.shapes import Shape
 
@@ -101,17 +100,14 @@ def evaluate(
     except RuleError as error:
         raise EvaluationError(str(error)) from None
     now = datetime.datetime.now(datetime.UTC)
-    seed = wanted.seed if wanted.seed is not None else secrets.randbits(63)
     meta = RunMeta(
         id=f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}",
         started_at=now.isoformat(timespec="seconds"),
         command=command,
         rooflane_version=version("rooflane"),
-        # A seed among the settings would show what the hash below hides.
-        settings=wanted.model_dump(mode="json") | {"seed": None},
+        settings=wanted.model_dump(mode="json"),
         device=device,
         seed=None,
-        seed_hash=seed_hash(seed),
         shapes=[shape.as_dict() for shape in shapes],
         candidates=list(candidates),
         controls=list(controls),
@@ -123,7 +119,6 @@ def evaluate(
     )
     with campaign_lock(device_key(device), meta.id):
         run = create_run(Path(runs_dir), meta)
-        keep_seed(run.folder, seed)
         return Campaign(run, on_event, started).run_all()
 
 
@@ -143,10 +138,11 @@ class Campaign:
         self.run = run
         self.meta = run.meta
         self.settings = Settings(**self.meta.settings)
-        self.seed = recall_seed(run.folder, self.meta)
+        # Drawn again when a run goes on, and on disk only when nothing is left to measure: a candidate could read it.
+        self.seed = secrets.randbits(63) if self.settings.seed is None else self.settings.seed
         self.on_event = on_event or (lambda event: None)
         self.owed = Owed(self.meta, self.settings, run.records())
-        self.files = harness_digests(ROOT)
+        self.written = WrittenRecords(run.folder / RECORDS_FILE)
         self.started = monotonic() if started is None else started
         # What a killed part took is not known any more: then there is no account.
         known = self.meta.spent_s or not self.owed.rows
@@ -161,8 +157,11 @@ class Campaign:
                 self.run.update(spent_s={})  # it would be taken for the whole were this part killed
             for process in range(self.settings.processes):
                 self._run_process(process)
+            self.written.check()
             if self.meta.seed is None and self.owed.done == len(self.owed.planned):
-                reveal(self.run, self.seed, self.spent)
+                account = self.spent.account() if self.spent else {}
+                share = round(overhead_share(account), 4) if account else None
+                self.run.update(seed=self.seed, spent_s=account, overhead_share=share)
         except KeyboardInterrupt:
             self.run.interrupted = True
             if self.spent and self.run.meta.seed is None:
@@ -214,7 +213,6 @@ class Campaign:
                 profile=Profile.model_validate(self.meta.profile),
                 candidates=tuple(self.meta.candidates),
                 team=team,
-                files=self.files,
                 on_stage=lambda shape, arm, stage: self._tell(
                     "stage", process, shape, arm, stage, text=f"{stage} {arm}"
                 ),
@@ -244,7 +242,7 @@ class Campaign:
     def _add(self, records: Sequence[Record]) -> None:
         """Write rows to the disk, then count them."""
         if records:
-            self.run.append(records)
+            self.written.add(self.run.append(records))
         for record in records:
             self.owed.add(record)
             text = f"{record.status}: {record.reason}" if record.reason else record.status

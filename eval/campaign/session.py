@@ -30,7 +30,6 @@ class ProcessContext:
     profile: Profile
     candidates: tuple[str, ...]
     team: Team
-    files: dict[str, str]
     on_stage: Callable[[str, str, str], None]
     on_rows: Callable[[Sequence[Record]], None]
     telemetry: Callable[[], dict[str, Any] | None]

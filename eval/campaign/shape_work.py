@@ -10,9 +10,7 @@ from rooflane.eval.campaign.oversize_work import OversizeWork
 from rooflane.eval.campaign.session import ShapeDesk
 from rooflane.eval.campaign.shape_timing import ShapeTiming
 from rooflane.eval.campaign.team import REFERENCE
-from rooflane.eval.check.integrity import changed_files
 from rooflane.eval.check.verify import CallFailed, WrongOutput, checked, verify
-from rooflane.eval.record.environment import ROOT
 from rooflane.eval.record.records import EAGER
 
 # A first call this many times over the limit stops a shape whose prediction was too kind.
@@ -138,7 +136,6 @@ class ShapeWork(ShapeDesk):
     def _close(self, row: ArmRow, timing: ShapeTiming | None) -> None:
         found = list(timing.findings(row)) if timing else []
         if row.kind == "candidate":
-            found += changed_files(self.context.files, ROOT)
             if row.worker in self.team:
                 try:
                     answer = checked(self.ask(row.worker, "inspect", f"check of {row.name}"))

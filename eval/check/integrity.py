@@ -5,11 +5,8 @@ Each function returns lines of evidence; an empty list is the ordinary case. Loa
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -24,8 +21,6 @@ HIDDEN_NS_LEAST = 20_000
 FLOOR_MARGIN = {"measured": 2.0, "datasheet": 2.0, "assumed": 5.0}
 # The empty call starts on an idle device, a short call may start behind the one before: 12 us against 1.3 (H200).
 NOOP_SHARE = 0.2
-# Files whose change during a run shows that something was edited under the harness.
-WATCHED_FOLDERS = ("eval", "baseline")
 
 
 @dataclass(frozen=True)
@@ -97,28 +92,3 @@ def physical_floor_ns(shape: Shape, profile: Profile, valid_tokens: float) -> tu
         max(0.0, moved - profile.cache_bytes) / profile.copy_bytes_per_s,
     )
     return seconds * 1e9, max(marks, key=list(FLOOR_MARGIN).index)
-
-
-@cache
-def harness_files(root: Path) -> tuple[Path, ...]:
-    """Return the harness's own source files."""
-    return tuple(sorted(path for folder in WATCHED_FOLDERS for path in (root / folder).rglob("*.py")))
-
-
-def harness_digests(root: Path) -> dict[str, str]:
-    """Return the SHA-256 of every source file of the harness, by its place."""
-    return {
-        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in harness_files(root)
-        if path.exists()
-    }
-
-
-def changed_files(before: dict[str, str], root: Path) -> list[str]:
-    """Return a line for each source file of the harness that is not what it was."""
-    now = harness_digests(root)
-    return [
-        f"{name} of the harness changed while the candidate was measured"
-        for name, digest in before.items()
-        if now.get(name) != digest
-    ]

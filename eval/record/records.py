@@ -157,8 +157,10 @@ class RunMeta(BaseModel):
     rooflane_version: str
     settings: dict[str, Any]
     device: str
-    seed: int | None = Field(description="None until the run is complete; `seed_hash` binds it before")
-    seed_hash: str = Field(default="", description="SHA-256 of the secret seed, written before anything ran")
+    seed: int | None = Field(
+        description="None until the run is complete; of a run that was interrupted, the seed of its last part"
+    )
+    seed_hash: str = Field(default="", description="only in older records: SHA-256 of the seed")
     shapes: list[dict[str, Any]]
     candidates: list[str]
     controls: list[str]
@@ -191,8 +193,8 @@ class RunMeta(BaseModel):
         return next(prediction for prediction in self.predictions if prediction.shape == shape_id)
 
 
-def append_records(path: Path, records: Iterable[Record]) -> None:
-    """Append rows to a record file and wait for the disk.
+def append_records(path: Path, records: Iterable[Record]) -> bytes:
+    """Append rows to a record file, wait for the disk, and return the bytes written.
 
     All rows go in one write, so an interruption leaves whole rows and at most one torn line at the end; a torn line
     left by an earlier interruption is ended first.
@@ -204,6 +206,7 @@ def append_records(path: Path, records: Iterable[Record]) -> None:
         file.write(text.encode())
         file.flush()
         os.fsync(file.fileno())
+    return text.encode()
 
 
 def read_records(path: Path) -> list[Record]:

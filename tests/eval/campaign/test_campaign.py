@@ -16,7 +16,6 @@ from rooflane.eval.campaign.pending import Owed
 from rooflane.eval.campaign.team import ReferenceLost, Team
 from rooflane.eval.record.digest import DIGEST_FILE
 from rooflane.eval.record.records import RECORDS_FILE
-from rooflane.eval.record.reveal import keep_seed
 from rooflane.eval.record.run import open_run
 from rooflane.eval.record.settings import Settings
 from rooflane.shapes import Shape
@@ -226,7 +225,6 @@ def test_a_torn_batch_is_measured_again_and_a_whole_one_is_not(tmp_path):
     page = json.loads((run.folder / "run.json").read_text())
     page["seed"] = None
     (run.folder / "run.json").write_text(json.dumps(page))
-    keep_seed(run.folder, 5)
     resume(run.folder)
     again = path.read_bytes().splitlines(keepends=True)
     assert again[:6] == lines[:6]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rooflane.eval import evaluate
+from rooflane.eval import EvaluationError, evaluate, open_run
 from rooflane.shapes import Shape
 
 SHAPE = Shape("a", 2, 8, 16, 2, 32, 1)
@@ -167,27 +167,39 @@ def test_one_buffer_for_every_output_is_a_contract_and_no_crime(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_seed_is_bound_before_and_shown_after(tmp_path):
-    from rooflane.eval.record.reveal import SEED_FILE, seed_hash
-    from rooflane.eval.record.run import open_run
-
+def test_the_seed_is_on_disk_only_once_nothing_is_left_to_measure(tmp_path):
     seen = []
 
     def look(event):
         if event.kind == "row" and not seen:
             (folder,) = (tmp_path / "runs").iterdir()
-            seen.append((open_run(folder).meta, (folder / SEED_FILE).stat().st_mode & 0o777))
+            seen.append((open_run(folder).meta.seed, {path.name for path in folder.iterdir()}))
 
     path = tmp_path / "mine.py"
     path.write_text(HEAD + PLAIN)
     run = evaluate([SHAPE], [str(path)], runs_dir=tmp_path / "runs", on_event=look, **FAST)
-    meta, mode = seen[0]
-    assert (meta.seed, mode) == (None, 0o600)
-    assert meta.seed_hash == seed_hash(run.meta.seed)
-    assert not (run.folder / SEED_FILE).exists()
-    assert open_run(run.folder).meta.seed == run.meta.seed
+    assert seen == [(None, {"run.json", "records.jsonl"})]
+    assert run.meta.seed is not None and open_run(run.folder).meta.seed == run.meta.seed
     seconds = run.meta.spent_s
     assert set(seconds) == {"start-up", "set-up", "warm-up", "measurement", "verification", "other"}
     rest = sum(seconds[what] for what in ("start-up", "set-up", "other"))
     assert run.meta.overhead_share == pytest.approx(rest / sum(seconds.values()), abs=1e-3)
     assert not any(str(run.meta.seed) in record.model_dump_json() for record in run.records())
+
+
+@pytest.mark.slow
+def test_a_record_file_that_something_else_changes_while_the_run_goes_on_is_refused(tmp_path):
+    """The digest is held in the parent's memory: a candidate can write to the folder, not to that."""
+    path = tmp_path / "mine.py"
+    runs = tmp_path / "runs"
+    edit = (
+        "import glob\n"
+        f"for name in glob.glob({str(runs / '*' / 'records.jsonl')!r}):\n"
+        "    text = open(name).read()\n"
+        "    open(name, 'w').write(text.replace('\"warmups\":', '\"warmups\": '))\n"
+    )
+    path.write_text(HEAD + edit + PLAIN)
+    with pytest.raises(EvaluationError, match="records.jsonl: the file changed while the run was in progress"):
+        evaluate([SHAPE], [str(path)], runs_dir=runs, **FAST | {"processes": 2})
+    (folder,) = runs.iterdir()
+    assert not open_run(folder).sealed
