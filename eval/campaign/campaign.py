@@ -30,13 +30,15 @@ from rooflane.eval.campaign.shape_work import ShapeWork
 from rooflane.eval.campaign.team import ReferenceLost, Team
 from rooflane.eval.campaign.telemetry import Telemetry
 from rooflane.eval.exit_codes import EvaluationError
+from rooflane.eval.record.arm_id import ArmId
 from rooflane.eval.record.digest import WrittenRecords
 from rooflane.eval.record.environment import resolve_device
-from rooflane.eval.record.records import ANCHOR, COPY_PREFIX, NOOP, RECORDS_FILE, Record, RulesUsed, RunMeta
+from rooflane.eval.record.records import ANCHOR, NOOP, RECORDS_FILE, Record, RulesUsed, RunMeta
 from rooflane.eval.record.run import Run, create_run, open_run
 from rooflane.eval.record.settings import Settings, ShapeTodo, derive_seed, make_settings
 from rooflane.eval.record.spent import Spent, overhead_share
 from rooflane.eval.worker.candidates import load_rule_table, parse_candidate
+from rooflane.eval.worker.protocol import Hello
 from rooflane.shapes import Shape
 
 # Those that need no compiler first: should the time run short, the dear ones are what is left out.
@@ -111,7 +113,7 @@ def evaluate(
         shapes=[shape.as_dict() for shape in shapes],
         candidates=list(candidates),
         controls=list(controls),
-        extra_arms=[*(f"{COPY_PREFIX}{name}" for name in candidates), NOOP, ANCHOR],
+        extra_arms=[*(str(ArmId(name, "copy")) for name in candidates), NOOP, ANCHOR],
         profile=profile.model_dump(mode="json"),
         price_per_hour=profile.usd_per_hour or None,
         predictions=[predict(shape, profile, parsed, rules) for shape in shapes],
@@ -188,14 +190,14 @@ class Campaign:
                 self._add(self.owed.losses(process, lost, todo, self.at))
             if len(self.owed.rows) == before:
                 # Nothing came of it, not even a name: more workers would meet the same end.
-                lost = ReferenceLost("the workers ended without a row", "")
+                lost = ReferenceLost("the workers ended without a row", None)
                 self._add(self.owed.losses(process, lost, todo, ""))
 
     def _run_team(self, process: int, todo: tuple[ShapeTodo, ...]) -> None:
         """Measure what is to do with one team of workers."""
         # The table the run was predicted with, whatever has become of its file since.
         rules = self.meta.rules.text if self.meta.rules else load_rule_table(self.settings.rules).text()
-        hello = {"device": self.meta.device, "profile": self.meta.profile, "rules": rules}
+        hello = Hello(self.meta.device, self.meta.profile, rules, describe=False)
         team = Team(self.meta.candidates, hello, self.settings.arm_timeout_s, self.spent)
         deadline = self._deadline(process)
         try:
@@ -213,8 +215,8 @@ class Campaign:
                 profile=Profile.model_validate(self.meta.profile),
                 candidates=tuple(self.meta.candidates),
                 team=team,
-                on_stage=lambda shape, arm, stage: self._tell(
-                    "stage", process, shape, arm, stage, text=f"{stage} {arm}"
+                on_stage=lambda shape, doing: self._tell(
+                    "stage", process, shape, str(doing.arm), doing.what, text=f"{doing.what} {doing.arm}"
                 ),
                 on_rows=self._add,
                 telemetry=lambda: telemetry.read(team.count()),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 
-from rooflane.eval.campaign.arm_row import arm_kind
 from rooflane.eval.campaign.planning import foregone_candidates, infeasible, skip_reasons
 from rooflane.eval.campaign.team import ReferenceLost
-from rooflane.eval.record.records import COPY_PREFIX, EAGER, Key, Record, RunMeta
+from rooflane.eval.record.arm_id import EAGER_ARM, parse_arm
+from rooflane.eval.record.records import EAGER, Key, Record, RunMeta
 from rooflane.eval.record.settings import Settings, ShapeTodo
 from rooflane.eval.report.tables import size
 from rooflane.shapes import Shape
@@ -89,8 +89,8 @@ class Owed:
         They are those of the arm it was lost with; all that were left if it died without a name.
         """
         missing = [(item, arm) for item in todo for arm in item.arms if item.shape["id"] == at]
-        if lost.arm != EAGER:
-            missing = [(item, arm) for item, arm in missing if arm == lost.arm]
+        if lost.arm != EAGER_ARM:
+            missing = [(item, arm) for item, arm in missing if arm == str(lost.arm)]
         missing = missing or [(item, arm) for item in todo for arm in item.arms]
         return [
             self._bare_record(process, Shape(**item.shape), arm, "error", str(lost))
@@ -100,13 +100,14 @@ class Owed:
 
     def _bare_record(self, process: int, shape: Shape, arm: str, status: str, reason: str) -> Record:
         """Return a row that carries a reason and no measurement."""
-        plan = self.meta.prediction(shape.id).candidates.get(arm.removeprefix(COPY_PREFIX), {})
+        which = parse_arm(arm, self.meta.candidates)
+        plan = self.meta.prediction(shape.id).candidates.get(which.name, {})
         return Record(
             run=self.meta.id,
             process=process,
             shape=shape.as_dict(),
             arm=arm,
-            kind=arm_kind(arm, self.meta.candidates),
+            kind=which.kind,
             status=status,
             reason=reason,
             family=plan.get("family", ""),

@@ -5,17 +5,23 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from rooflane.dispatch import Profile
-from rooflane.eval.campaign.arm_row import ArmRow, arm_kind
+from rooflane.eval.campaign.arm_row import ArmRow
 from rooflane.eval.campaign.launch import Crash
-from rooflane.eval.campaign.team import REFERENCE, ReferenceLost, Team
+from rooflane.eval.campaign.team import Doing, ReferenceLost, Team
+from rooflane.eval.check.cases import Called, Case, OutputFacts
+from rooflane.eval.check.gate import GateResult, TruthCheck
 from rooflane.eval.check.verify import CallFailed
+from rooflane.eval.record.arm_id import EAGER_ARM, REFERENCE, ArmId, parse_arm
 from rooflane.eval.record.environment import available_memory_bytes
-from rooflane.eval.record.records import COPY_PREFIX, EAGER, Record
+from rooflane.eval.record.records import Record
 from rooflane.eval.record.settings import Settings, ShapeTodo, derive_seed
+from rooflane.eval.worker import protocol
 from rooflane.shapes import Shape
+
+A = TypeVar("A")
 
 
 @dataclass(frozen=True)
@@ -30,10 +36,10 @@ class ProcessContext:
     profile: Profile
     candidates: tuple[str, ...]
     team: Team
-    on_stage: Callable[[str, str, str], None]
+    on_stage: Callable[[str, Doing], None]
     on_rows: Callable[[Sequence[Record]], None]
     telemetry: Callable[[], dict[str, Any] | None]
-    setup_s: dict[str, float] = field(default_factory=dict)
+    setup_s: dict[ArmId, float] = field(default_factory=dict)
 
 
 class ShapeDesk:
@@ -59,20 +65,24 @@ class ShapeDesk:
         names = [REFERENCE, *(name for name in self.context.candidates if name in self.todo.arms)]
         if self.todo.oversize:
             names = names[:1]
-        self.context.on_stage(self.shape.id, EAGER, "build")
-        answers = self.team.ask_all(names, "shape", f"build of {EAGER}", **self.beginning(REFERENCE))
-        for name, answer in answers.items():
+        doing = Doing("build")
+        self.context.on_stage(self.shape.id, doing)
+        for name, answer in self.team.ask_all(names, self.beginning(REFERENCE), doing).items():
             self._begun(name, answer)
 
     def begin(self, worker: str) -> None:
         """Have one worker begin this shape."""
         self.team.ensure(worker)
-        stage = f"build of {EAGER if worker == REFERENCE else worker}"
-        self._begun(worker, self.ask(worker, "shape", stage, **self.beginning(worker)))
+        arm = EAGER_ARM if worker == REFERENCE else ArmId(worker, "candidate", worker)
+        try:
+            answer = self.ask(worker, self.beginning(worker), "build", arm)
+        except CallFailed as error:
+            answer = error
+        self._begun(worker, answer)
         if worker not in self.capacities:
             raise Crash("its worker cannot begin the shape")
 
-    def beginning(self, worker: str) -> dict[str, Any]:
+    def beginning(self, worker: str) -> protocol.BeginShape:
         """Return what a worker begins this shape with."""
         # The cap stands for a smaller device; a chunked reference may use what is really there.
         capped = not (self.todo.oversize and worker == REFERENCE)
@@ -80,56 +90,47 @@ class ShapeDesk:
         if self.context.device == "cpu":
             # Nothing else stands between a user's own file, tried on a shape too large for eager, and all the memory.
             cap = available_memory_bytes() if capped and self.todo.oversize else None
-        return {"shape": self.shape.as_dict(), "seed": self.seed("weights"), "memory_cap_bytes": cap}
+        return protocol.BeginShape(self.shape, self.seed("weights"), cap)
 
-    def _begun(self, worker: str, answer: dict[str, Any]) -> None:
-        if "failed" not in answer:
-            self.capacities[worker] = answer["capacity"]
+    def _begun(self, worker: str, answer: protocol.Begun | CallFailed) -> None:
+        if isinstance(answer, protocol.Begun):
+            self.capacities[worker] = answer.capacity
         elif worker == REFERENCE:
-            raise ReferenceLost(f"its worker cannot begin the shape: {answer['reason']}", EAGER)
+            raise ReferenceLost(f"its worker cannot begin the shape: {answer}", EAGER_ARM)
 
     def new_row(self, name: str) -> ArmRow:
         """Return an arm's empty row."""
-        base = name.removeprefix(COPY_PREFIX)
-        worker = base if base in self.context.candidates else REFERENCE
-        return ArmRow(name, arm_kind(name, self.context.candidates), worker)
+        return ArmRow(parse_arm(name, self.context.candidates))
 
-    def ask(self, worker: str, op: str, stage: str, /, **values: Any) -> dict[str, Any]:
-        """Ask a worker, and say what is at hand."""
-        what, _, arm = stage.partition(" of ")
-        self.context.on_stage(self.shape.id, arm, what)
-        return self.team.ask(worker, op, stage, **values)
+    def ask(self, worker: str, request: protocol.Request[A], what: str, arm: ArmId) -> A:
+        """Ask a worker, and say what is at hand; raises like `Team.ask`."""
+        doing = Doing(what, arm)
+        self.context.on_stage(self.shape.id, doing)
+        return self.team.ask(worker, request, doing)
 
-    def subject_of(self, row: ArmRow) -> Callable[..., dict[str, Any]]:
-        """Return the function that asks an arm's worker about the arm."""
-        return lambda op, **values: self.ask(row.worker, op, f"verify of {row.name}", arm=row.name, **values)
+    def subject_of(self, row: ArmRow) -> ArmWorker:
+        """Return an arm in its worker, as verification asks it."""
+        return ArmWorker(self, row.arm)
 
-    def judge_of(self, row: ArmRow) -> Callable[..., dict[str, Any]]:
-        """Return the function that asks the judge about an arm's outputs; what the judge raises ends its worker."""
-        buffer = {"buffer": self.team.buffer(row.worker)}
-
-        def ask(op: str, **values: Any) -> dict[str, Any]:
-            values |= buffer if "output" in values else {}
-            answer = self.ask(REFERENCE, op, f"judging of {row.name}", **values)
-            if "failed" in answer:
-                # Not the arm's fault alone, yet nothing can be said about it: the row tells.
-                raise CallFailed(answer["failed"], f"the reference beside it: {answer['reason']}")
-            return answer
-
-        return ask
+    def judge_of(self, row: ArmRow) -> ArmJudge:
+        """Return the judge, asked about an arm's outputs."""
+        return ArmJudge(self, row.arm)
 
     def check_device(self, row: ArmRow) -> None:
         """After a failure, end a worker whose GPU context is broken: every later call would inherit that."""
-        if row.worker not in self.team:
+        worker = row.arm.worker
+        if worker not in self.team:
             return
         try:
-            ok = self.ask(row.worker, "device_ok", f"check of {row.name}").get("ok", False)
+            ok = self.ask(worker, protocol.CheckDevice(), "check", row.arm).ok
+        except CallFailed:
+            ok = False
         except Crash:
             return
         if not ok:
-            self.team.end(row.worker)
-            if row.worker == REFERENCE:
-                raise ReferenceLost("an arm broke its GPU context", row.name)
+            self.team.end(worker)
+            if worker == REFERENCE:
+                raise ReferenceLost("an arm broke its GPU context", row.arm)
 
     def skip_all(self, reason: str) -> None:
         """Hand over a skipped row for every arm."""
@@ -151,4 +152,80 @@ class ShapeDesk:
         self.context.on_rows([row.record(seeds=self._seeds(row), **common) for row in rows])
 
     def _seeds(self, row: ArmRow) -> dict[str, int]:
-        return {what: self.seed(what) for what in ("weights", "timing", "order", f"verify {row.name}")}
+        return {what: self.seed(what) for what in ("weights", "timing", "order", f"verify {row.arm}")}
+
+
+@dataclass(frozen=True)
+class ArmWorker:
+    """One arm in its worker, as `verify` asks it."""
+
+    desk: ShapeDesk
+    arm: ArmId
+
+    def digest_weights(self) -> tuple[tuple[str, int], ...]:
+        """Return a digest of each of the arm's weights."""
+        return self._ask(protocol.DigestWeights(self.arm)).digests
+
+    def call(self, case: Case, promise: str = "") -> Called:
+        """Call the arm on a case, or as a promise allows."""
+        return self._ask(protocol.Call(self.arm, case, promise))
+
+    def load_weights(self, flipped: bool) -> None:
+        """Load the shape's weights, or the same with every tensor's rows reversed."""
+        self._ask(protocol.LoadWeights(self.arm, flipped))
+
+    def repeats(self, case: Case) -> bool:
+        """Tell whether several calls on one input give the same bytes."""
+        return self._ask(protocol.Repeat(self.arm, case)).same
+
+    def is_baseline(self, case: Case) -> bool:
+        """Tell whether the arm runs the baseline's operations and no others."""
+        return self._ask(protocol.CompareOperations(self.arm, case)).same
+
+    def _ask(self, request: protocol.Request[A]) -> A:
+        return self.desk.ask(self.arm.worker, request, "verify", self.arm)
+
+
+@dataclass(frozen=True)
+class ArmJudge:
+    """The judge, asked about one arm's outputs. What it raises says nothing of the arm alone: the row reports it."""
+
+    desk: ShapeDesk
+    arm: ArmId
+
+    @property
+    def _buffer(self) -> int:
+        return self.desk.team.buffer(self.arm.worker)
+
+    def compare(self, case: Case, output: OutputFacts, flipped: bool = False) -> GateResult:
+        """Gate an output on a case."""
+        return self._ask(protocol.Compare(case, output, self._buffer, flipped)).gate
+
+    def stress_names(self) -> list[str]:
+        """Return the names of the stress inputs."""
+        return self._ask(protocol.ListStresses()).names
+
+    def compare_stressed(self, case: Case, output: OutputFacts) -> TruthCheck | str:
+        """Compare an output on a stress input with float64; return why not where that cannot be done."""
+        found = self._ask(protocol.CompareStressed(case, output, self._buffer))
+        return found.check or found.fault
+
+    def compare_marks(self, case: Case, marks: str, mark_seed: int) -> float:
+        """Return how far a timed call's fingerprint lies from the reference's, in units of the limit."""
+        return self._ask(protocol.CompareMarks(case, marks, mark_seed)).ratio
+
+    def compare_kept(self, case: Case, output: OutputFacts, marks: str, mark_seed: int) -> protocol.Gated:
+        """Gate a kept output of a timed call, and check its bytes against its fingerprint."""
+        return self._ask(protocol.CompareKept(case, output, self._buffer, marks, mark_seed))
+
+    def compare_element(
+        self, seed: int, padding: float, element: int, rows: int, output: OutputFacts
+    ) -> protocol.ElementCompared:
+        """Gate the first rows of one element against the chunked reference."""
+        return self._ask(protocol.CompareElement(seed, padding, element, rows, output, self._buffer))
+
+    def _ask(self, request: protocol.Request[A]) -> A:
+        try:
+            return self.desk.ask(REFERENCE, request, "judging", self.arm)
+        except CallFailed as error:
+            raise CallFailed(error.status, f"the reference beside it: {error}") from None

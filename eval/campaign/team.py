@@ -4,19 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from rooflane.eval.campaign.launch import Buffer, Crash, WorkerProcess
+from rooflane.eval.check.verify import CallFailed, WrongOutput
+from rooflane.eval.record.arm_id import EAGER_ARM, REFERENCE, ArmId
 from rooflane.eval.record.spent import Spent
-from rooflane.eval.worker.channel import tells_failure
+from rooflane.eval.worker.protocol import Failed, Hello, Message, Request, Wrong, is_failure
 
-REFERENCE = "reference"
+A = TypeVar("A")
+
+
+@dataclass(frozen=True)
+class Doing:
+    """What is done with which arm, as it stands in a reason or on a display."""
+
+    what: str
+    arm: ArmId = EAGER_ARM
+
+    def __str__(self) -> str:
+        return f"{self.what} of {self.arm}"
 
 
 class ReferenceLost(Exception):
-    """The worker that holds the reference is gone; nothing can be compared until another has taken its place."""
+    """The worker that holds the reference is gone; nothing can be compared until another has taken its place.
 
-    def __init__(self, reason: str, arm: str) -> None:
+    `arm` is the one that was being built, timed or judged; None where it was none.
+    """
+
+    def __init__(self, reason: str, arm: ArmId | None) -> None:
         super().__init__(reason)
         self.arm = arm
 
@@ -24,9 +41,7 @@ class ReferenceLost(Exception):
 class Team:
     """Workers by name; one that ended is started again by `ensure`, when the next shape begins."""
 
-    def __init__(
-        self, candidates: Sequence[str], hello: dict[str, Any], timeout_s: float, spent: Spent | None = None
-    ) -> None:
+    def __init__(self, candidates: Sequence[str], hello: Hello, timeout_s: float, spent: Spent | None = None) -> None:
         self._hello = hello
         self._timeout_s = timeout_s
         self._buffers = {name: Buffer() for name in (REFERENCE, *candidates)}
@@ -65,38 +80,47 @@ class Team:
             self._keep_forged(name, self._workers[name])
         return list(dict.fromkeys(self._forged.pop(name, [])))
 
-    def ask(self, name: str, op: str, stage: str = "", /, **values: Any) -> dict[str, Any]:
-        """Ask a worker; raises `Crash` when a candidate's is lost by it, `ReferenceLost` when the reference's is."""
+    def ask(self, name: str, request: Request[A], doing: Doing) -> A:
+        """Ask a worker and return its answer.
+
+        Raises `Crash` when a candidate's worker is lost by it, `ReferenceLost` when the reference's is, `CallFailed`
+        and `WrongOutput` where the answer says so.
+        """
         try:
             if name not in self._workers:
                 raise Crash("the worker it lived in had ended")
-            answer = self._workers[name].ask(op, stage, **values)
-            if name != REFERENCE and tells_failure(answer) and (printed := self._workers[name].printed()):
-                answer["reason"] = f"{answer.get('reason', '')}; it printed: {printed}"
-            return answer
+            worker = self._workers[name]
+            answer = worker.ask(request, str(doing))
+            if name != REFERENCE and is_failure(answer) and (printed := worker.printed()):
+                answer = replace(answer, reason=f"{answer.reason}; it printed: {printed}")
         except Crash as crash:
-            self.end(name)
-            if name == REFERENCE:
-                raise ReferenceLost(str(crash), stage.rpartition(" of ")[2]) from None
-            raise
+            raise self._lost(name, crash, doing.arm) from None
+        return unwrap(answer)
 
-    def ask_all(self, names: Sequence[str], op: str, stage: str, /, **values: Any) -> dict[str, dict[str, Any]]:
+    def ask_all(self, names: Sequence[str], request: Request[A], doing: Doing) -> dict[str, A | CallFailed]:
         """Ask several workers the same at once and wait for all; those that are lost by it have no answer."""
         asked = []
         for name in names:
             with suppress(Crash):
                 self.ensure(name)
-                self._workers[name].send(op, **values)
+                self._workers[name].send(request, str(doing))
                 asked.append(name)
         answers = {}
         for name in asked:
             try:
-                answers[name] = self._workers[name].receive(stage)
+                answers[name] = unwrap(self._workers[name].receive(str(doing)))
+            except CallFailed as error:
+                answers[name] = error
             except Crash as crash:
-                self.end(name)
+                lost = self._lost(name, crash, doing.arm)
                 if name == REFERENCE:
-                    raise ReferenceLost(str(crash), stage.rpartition(" of ")[2]) from None
+                    raise lost from None
         return answers
+
+    def _lost(self, name: str, crash: Crash, arm: ArmId | None) -> Crash | ReferenceLost:
+        """End a worker that crashed; return what that means."""
+        self.end(name)
+        return ReferenceLost(str(crash), arm) if name == REFERENCE else crash
 
     def ensure(self, name: str) -> None:
         """Start a worker that has ended; raises like `ask`."""
@@ -106,10 +130,7 @@ class Team:
             self._start(name)
             self._greet(name)
         except Crash as crash:
-            self.end(name)
-            if name == REFERENCE:
-                raise ReferenceLost(str(crash), "") from None
-            raise
+            raise self._lost(name, crash, None) from None
 
     def end(self, name: str) -> None:
         """End a worker."""
@@ -137,11 +158,21 @@ class Team:
     def _start(self, name: str) -> None:
         buffers = tuple(self._buffers.values()) if name == REFERENCE else (self._buffers[name],)
         worker = self._workers[name] = WorkerProcess(name, buffers, self._timeout_s)
-        worker.send("hello", describe=name == REFERENCE, **self._hello)
+        worker.send(replace(self._hello, describe=name == REFERENCE), "its start")
 
     def _greet(self, name: str) -> None:
-        answer = self._workers[name].receive("its start")
-        if "failed" in answer:
-            raise Crash(f"its worker cannot be set up: {answer['reason']}")
+        try:
+            answer = unwrap(self._workers[name].receive("its start"))
+        except CallFailed as error:
+            raise Crash(f"its worker cannot be set up: {error}") from None
         if name == REFERENCE:
-            self.environment, self.uuid = answer["environment"], answer["uuid"]
+            self.environment, self.uuid = answer.environment, answer.uuid
+
+
+def unwrap(answer: Message) -> Any:
+    """Return an answer; raises what it says went wrong."""
+    if isinstance(answer, Wrong):
+        raise WrongOutput(answer.reason)
+    if isinstance(answer, Failed):
+        raise CallFailed(answer.status, answer.reason)
+    return answer

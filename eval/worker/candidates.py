@@ -44,6 +44,9 @@ class Candidate:
 class Plan:
     """What a candidate comes to on one shape: family, rule and options, or the reason why it cannot run."""
 
+    # Read from another process: no field may be missing, unknown or of another type.
+    __pydantic_config__ = {"strict": True, "extra": "forbid"}
+
     family: str = ""
     rule: str = ""
     options: dict[str, Any] = field(default_factory=dict)

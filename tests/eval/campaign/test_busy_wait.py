@@ -21,11 +21,12 @@ def make_desk(monkeypatch):
     def make(device="cuda", cores=4, lost=None):
         said = []
 
-        def ask(worker, op, stage, on, cores=None):
-            said.append((worker, op, on, cores))
+        def ask(worker, request, what, arm):
+            said.append((worker, request.on, request.cores))
+            assert (arm.worker, what) == (worker, "clocks")
             if worker == lost:
                 team.discard(worker)
-                raise (ReferenceLost("gone", "eager") if worker == "reference" else Crash("gone"))
+                raise (ReferenceLost("gone", arm) if worker == "reference" else Crash("gone"))
 
         team = {"reference", "mine"}
         monkeypatch.setattr(busy_wait, "usable_cores", lambda: cores)
@@ -39,9 +40,9 @@ def make_desk(monkeypatch):
 def test_a_gpus_workers_stay_awake_while_they_are_timed_and_no_longer(make_desk):
     desk, said = make_desk()
     with pytest.raises(ValueError), awake(desk, WORKERS):
-        assert said == [("reference", "stay_awake", True, [0]), ("mine", "stay_awake", True, [1])]
+        assert said == [("reference", True, [0]), ("mine", True, [1])]
         raise ValueError
-    assert said[2:] == [("reference", "stay_awake", False, None), ("mine", "stay_awake", False, None)]
+    assert said[2:] == [("reference", False, []), ("mine", False, [])]
 
 
 def test_ctrl_c_waits_for_nobody(make_desk):
@@ -65,4 +66,4 @@ def test_a_worker_that_is_lost_is_told_of_by_its_own_windows(make_desk, lost):
     desk, said = make_desk(lost=lost)
     with awake(desk, WORKERS):
         pass
-    assert [worker for worker, _, on, _ in said if not on] == [name for name in WORKERS if name != lost]
+    assert [worker for worker, on, _ in said if not on] == [name for name in WORKERS if name != lost]

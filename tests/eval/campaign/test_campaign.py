@@ -18,6 +18,7 @@ from rooflane.eval.record.digest import DIGEST_FILE
 from rooflane.eval.record.records import RECORDS_FILE
 from rooflane.eval.record.run import open_run
 from rooflane.eval.record.settings import Settings
+from rooflane.eval.worker.protocol import Compare
 from rooflane.shapes import Shape
 
 A = Shape("a", 2, 8, 16, 2, 16, 1)
@@ -300,7 +301,7 @@ def test_under_a_time_budget_every_process_begins_with_the_quickest_shapes(tmp_p
 
     def note(self, process, todo):
         orders.setdefault(process, [item.shape["id"] for item in todo])
-        self._add(self.owed.losses(process, ReferenceLost("not run here", ""), todo, ""))
+        self._add(self.owed.losses(process, ReferenceLost("not run here", None), todo, ""))
 
     monkeypatch.setattr("rooflane.eval.campaign.campaign.Campaign._run_team", note)
     evaluate(shapes, ["chunked"], processes=3, runs_dir=tmp_path / "short", time_budget_s=1e6, **FAST)
@@ -378,30 +379,28 @@ def _alive(pid):
         return os.path.exists(f"/proc/{pid}")
 
 
-def hooked(monkeypatch, hook):
-    """Let `hook(team, worker, op)` answer in a worker's stead, or do something first."""
-    real = Team.ask
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mine", "one of two", "copy of mine", "mine, afresh"])
+def test_a_reference_lost_while_it_judges_costs_the_arm_it_judged_and_no_other(tmp_path, quiet_host, monkeypatch, name):
+    """The failure carries the arm itself: no name of one, whatever stands in it, can be mistaken for another."""
+    real, killed = Team.ask, []
+    wanted = "candidate" if name == "one of two" else "copy"
 
-    def ask(self, name, op, stage="", /, **values):
-        return hook(self, name, op) or real(self, name, op, stage, **values)
+    def ask(self, worker, request, doing):
+        if isinstance(request, Compare) and doing.arm.kind == wanted and not killed:
+            killed.append(doing.arm)
+            os.kill(self._workers[worker].pid, signal.SIGKILL)
+        return real(self, worker, request, doing)
 
     monkeypatch.setattr(Team, "ask", ask)
-
-
-@pytest.mark.slow
-def test_a_reference_lost_while_it_judges_costs_that_candidate_and_no_campaign(tmp_path, quiet_host, monkeypatch):
-    killed = []
-
-    def hook(team, name, op):
-        if (name, op) == ("reference", "compare") and not killed:
-            killed.append(name)
-            os.kill(team._workers[name].pid, signal.SIGKILL)
-
-    hooked(monkeypatch, hook)
-    mine, other = (candidate(tmp_path, name, "return model(x, mask)") for name in ("mine", "other"))
+    mine, other = (candidate(tmp_path, one, "return model(x, mask)") for one in (name, "other"))
     run = evaluate([A], [mine, other], processes=1, inputs="fixed", runs_dir=tmp_path / "runs", **FAST)
     rows = {row.arm: row for row in run.records()}
-    assert killed and rows[mine].status == "error" and "SIGKILL" in rows[mine].reason
-    assert rows[f"copy of {mine}"].status == "skipped" and rows[other].status == rows["eager"].status == "ok"
+    copy = f"copy of {mine}"
+    lost, kept = (mine, copy) if wanted == "candidate" else (copy, mine)
+    assert [str(arm) for arm in killed] == [lost]
+    assert rows[lost].status == "error" and "SIGKILL" in rows[lost].reason
+    assert rows[lost].kind == wanted and rows[kept].status == ("skipped" if wanted == "candidate" else "ok")
+    assert rows[other].status == rows["eager"].status == "ok"
     timing = rows[other].timing
     assert timing.inputs == "fixed" and timing.harness_ns and not timing.bare_ns

@@ -56,7 +56,7 @@ def test_a_worker_routes_by_the_recorded_rows(started, tiny_shape, tmp_path, mon
     with pytest.raises(Heard) as heard:
         Campaign(run, None)._run_team(0, ())
     mine = worker.Worker([])
-    mine.hello(describe=False, **heard.value.hello)
+    mine.handle(heard.value.hello)
     found = route(tiny_shape, load_profile("cpu"), mine.rules)
     assert (found.rule.name, found.family) == ("mine", "chunked")
     assert str(tmp_path) not in run.meta.rules.source + run.meta.rules.text
