@@ -7,19 +7,19 @@ from typing import Any
 _HOMES = {
     "campaign.campaign": ("Event", "evaluate", "resume"),
     "stats.comparison": ("Comparison", "compare"),
-    "report.comparison_text": ("render_comparison",),
     "exit_codes": ("EvaluationError", "ExitCode"),
-    "check.gate": ("ATOL", "RTOL", "GateResult", "check_gate"),
+    "check.gate": ("ATOL", "RTOL", "check_gate"),
     "report.report": (
+        "render_comparison",
         "render_json",
         "render_markdown",
         "render_readme_table",
         "render_terminal",
         "update_between_markers",
     ),
-    "record.run": ("Run", "open_run"),
-    "stats.selection": ("Selection", "select"),
+    "record.records": ("GateResult",),
     "record.settings": ("Settings",),
+    "stats.run": ("Run", "open_run"),
     "stats.summary": ("Summary", "summarise"),
     "stats.verdict": ("Verdict",),
 }

@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import datetime
 import random
+import re
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import chain, zip_longest
 from pathlib import Path
+from statistics import median
 from time import monotonic
 
 from rooflane.dispatch import Profile, RuleError
@@ -33,10 +36,10 @@ from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.record.arm_id import ArmId
 from rooflane.eval.record.digest import WrittenRecords
 from rooflane.eval.record.environment import resolve_device
-from rooflane.eval.record.records import ANCHOR, NOOP, RECORDS_FILE, Record, RulesUsed, RunMeta
-from rooflane.eval.record.run import Run, create_run, open_run
+from rooflane.eval.record.records import ANCHOR, EAGER, NOOP, RECORDS_FILE, Record, RulesUsed, RunMeta
 from rooflane.eval.record.settings import Settings, ShapeTodo, derive_seed, make_settings
 from rooflane.eval.record.spent import Spent, overhead_share
+from rooflane.eval.stats.run import Run, create_run, open_run
 from rooflane.eval.worker.candidates import load_rule_table, parse_candidate
 from rooflane.eval.worker.protocol import Hello
 from rooflane.shapes import Shape
@@ -45,6 +48,8 @@ from rooflane.shapes import Shape
 CONTROL_NAMES = ("identity", "sdpa", "compiled", "compiled_reduce_overhead")
 # Of a limited run, the share of the time the first process may take: it compiles, the others find its caches.
 FIRST_SHARE = 0.6
+NUMBER = re.compile(r"\b\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?\b")
+GAP = "\0"  # stands for a number where reasons are compared
 # The compiler's own modules take seconds to import; where they are sure to be needed the fork server has them ready.
 COMPILER_MODULES = ("torch._dynamo", "torch._inductor.compile_fx")
 
@@ -53,7 +58,7 @@ COMPILER_MODULES = ("torch._dynamo", "torch._inductor.compile_fx")
 class Event:
     """Something a progress display may show."""
 
-    kind: str  # "run", "stage", "row" or "note"
+    kind: str  # "run", "stage", "row", "shape", "skipped" or "note"
     process: int
     processes: int
     shape: str
@@ -62,6 +67,8 @@ class Event:
     done: int
     total: int
     text: str
+    elapsed_s: float
+    left_s: float | None  # estimated from the rows measured so far; None before the first
 
 
 def evaluate(
@@ -150,6 +157,8 @@ class Campaign:
         known = self.meta.spent_s or not self.owed.rows
         self.spent = Spent(self.started, self.meta.spent_s) if known else None
         self.at = ""
+        self.done_before = self.owed.done
+        self.skipped = 0  # rows of this part that needed no worker
 
     def run_all(self) -> Run:
         """Run every process in turn; on Ctrl-C keep what was measured and say so in the run."""
@@ -174,7 +183,11 @@ class Campaign:
 
     def _run_process(self, process: int) -> None:
         """Bring one process's rows to completion, with as many teams of workers as it takes."""
-        self._add(self.owed.foregone(process))
+        skipped = self.owed.foregone(process)
+        self._add(skipped)
+        self.skipped += len(skipped)
+        if process == 0:
+            self._tell_skipped(skipped)
         order = list(self.owed.shapes.values())
         if self.settings.time_budget_s is None:
             random.Random(derive_seed(self.seed, process, "shape order")).shuffle(order)
@@ -229,6 +242,7 @@ class Campaign:
                     work.skip_all("the run's time budget was spent before its turn")
                 else:
                     work.run()
+                self._tell("shape", process, self.at, text=self._figures(process, self.at))
         finally:
             team.close()
 
@@ -253,4 +267,54 @@ class Campaign:
     def _tell(self, kind: str, process: int = 0, shape: str = "", arm: str = "", stage: str = "", *, text: str) -> None:
         """Send an event to the caller's display."""
         done, total = self.owed.done, len(self.owed.planned)
-        self.on_event(Event(kind, process, self.settings.processes, shape, arm, stage, done, total, text))
+        elapsed = monotonic() - self.started
+        event = Event(
+            kind, process, self.settings.processes, shape, arm, stage, done, total, text, elapsed, self._left(process)
+        )
+        self.on_event(event)
+
+    def _left(self, process: int) -> float | None:
+        """Return the seconds that the rows to come will take, at the pace of the rows measured in this part."""
+        measured = self.owed.done - self.done_before - self.skipped
+        if measured <= 0:
+            return None
+        # The later processes skip as many rows as each process did so far.
+        to_skip = self.skipped / (process + 1) * (self.settings.processes - process - 1)
+        to_measure = max(0.0, len(self.owed.planned) - self.owed.done - to_skip)
+        return (monotonic() - self.started) / measured * to_measure
+
+    def _tell_skipped(self, records: Sequence[Record]) -> None:
+        """Name the shapes that no arm runs, a line for each kind of reason with the range of its numbers."""
+        kinds: dict[str, dict[str, list[str]]] = {}
+        for shape in self.owed.shapes:
+            rows = [record for record in records if record.shape_id == shape]
+            if rows and len(rows) == len(self.meta.planned(0, shape)):
+                kinds.setdefault(NUMBER.sub(GAP, rows[0].reason), {})[shape] = NUMBER.findall(rows[0].reason)
+        for text, shapes in kinds.items():
+            columns = [
+                sorted(set(column), key=lambda text: float(text.replace(",", "")))
+                for column in zip(*shapes.values(), strict=True)
+            ]
+            ranges = [" to ".join(dict.fromkeys((column[0], column[-1]))) for column in columns]
+            word = "shape" if len(shapes) == 1 else "shapes"
+            reason = "".join(chain(*zip_longest(text.split(GAP), ranges, fillvalue="")))
+            self._tell("skipped", text=f"not run on this device: {word} {', '.join(shapes)} ({reason})")
+
+    def _figures(self, process: int, shape: str) -> str:
+        """Return each candidate's time on a shape in one process, or what became of it, and eager's."""
+        times, words = {}, []
+        for arm in (EAGER, *self.meta.candidates):
+            row = self.owed.rows.get((process, shape, arm))
+            if row and row.timing and any(row.timing.event_ns):
+                times[arm] = median(ns for calls in row.timing.event_ns for ns in calls) / 1e6
+            if arm == EAGER or row is None:
+                continue
+            word = f"{times[arm]:.3g} ms" if arm in times else row.status
+            if row.status != "ok":
+                word = f"{row.status}: {row.reason}" if row.reason else row.status
+            words.append(f"{arm} {word}")
+        if EAGER in times:
+            words.append(f"{EAGER} {times[EAGER]:.3g} ms")
+        if len(self.meta.candidates) == 1 and len(times) == 2:
+            words.append(f"{times[EAGER] / times[self.meta.candidates[0]]:.3g}x")
+        return ", ".join(words)

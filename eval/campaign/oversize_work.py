@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from rooflane.eval.check.gate import GateResult, merge_gates
+from rooflane.eval.check.gate import merge_gates
 from rooflane.eval.check.verify import WrongOutput
 from rooflane.eval.record.arm_id import ArmId
-from rooflane.eval.record.records import Timing, Verification
+from rooflane.eval.record.records import GateResult, Timing, Verification
 from rooflane.eval.worker import protocol
 
 if TYPE_CHECKING:

@@ -12,11 +12,10 @@ from rooflane.eval.campaign.arm_row import ArmRow
 from rooflane.eval.campaign.launch import Crash
 from rooflane.eval.campaign.team import Doing, ReferenceLost, Team
 from rooflane.eval.check.cases import Called, Case, OutputFacts
-from rooflane.eval.check.gate import GateResult, TruthCheck
 from rooflane.eval.check.verify import CallFailed
 from rooflane.eval.record.arm_id import EAGER_ARM, REFERENCE, ArmId, parse_arm
 from rooflane.eval.record.environment import available_memory_bytes
-from rooflane.eval.record.records import Record
+from rooflane.eval.record.records import GateResult, Record, TruthCheck
 from rooflane.eval.record.settings import Settings, ShapeTodo, derive_seed
 from rooflane.eval.worker import protocol
 from rooflane.shapes import Shape

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field
+from rooflane.eval.record.records import BIN_EDGES, TILE, GateResult
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -13,89 +13,8 @@ if TYPE_CHECKING:
 ATOL = 0.002
 RTOL = 0.02
 
-TILE = 128
 # Elements compared at a time: bounds the temporaries to about 10 x 64 MB, whatever the output's size.
 CHUNK_ELEMENTS = 1 << 24
-# Upper edges of the histogram's bins, in units of the tolerance; a last bin holds what lies above 1 and fails.
-BIN_EDGES = (0.001, 0.01, 0.03, 0.1, 0.3, 1.0)
-
-_CONFIG = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
-
-
-class GateResult(BaseModel):
-    """One comparison: elements failed, the worst errors, and the use of tolerance (above 1 fails).
-
-    `use` is the largest over elements of `min(e / atol, e / (rtol |ref|))`, infinite where a value is not finite.
-    A tile is 128 tokens x 128 columns; the worst one is that with the largest share of failing elements, then the
-    largest mean error, so a local fault shows that a global figure would hide.
-    """
-
-    model_config = _CONFIG
-
-    passed: bool
-    total: int
-    failed: int
-    max_abs: float
-    max_rel: float
-    use: float
-    worst_index: tuple[int, ...] = ()
-    out_at_worst: float = 0.0
-    ref_at_worst: float = 0.0
-    worst_tile: tuple[int, int] = (0, 0)
-    worst_tile_failed_share: float = 0.0
-    worst_tile_mean_abs: float = 0.0
-    dtype: str = ""
-    device: str = ""
-    reason: str = ""
-    rms: float | None = Field(default=None, description="root mean square error; taken where a spread is asked for")
-    bins: tuple[int, ...] = Field(default=(), description="elements by use of tolerance, edges BIN_EDGES, then above")
-
-    @property
-    def tile_of_worst(self) -> tuple[int, int]:
-        """The tile (row block, column block) of `TILE` tokens x `TILE` columns that holds the worst element."""
-        return self.worst_index[-2] // TILE, self.worst_index[-1] // TILE
-
-
-class TruthCheck(BaseModel):
-    """One input on which both sides are compared with fp64: the gate, or an error within `factor` of eager's own.
-
-    `gate` holds the candidate's errors, with their root mean square and histogram; `eager_*` hold the baseline's.
-    """
-
-    model_config = _CONFIG
-
-    name: str
-    passed: bool
-    gate: GateResult
-    eager_max_abs: float
-    factor: float
-    rows: str = Field(description="the part of the batch that was compared")
-    eager_rms: float | None = None
-    eager_bins: tuple[int, ...] = ()
-
-    @property
-    def max_ratio(self) -> float:
-        """The candidate's worst error in units of the baseline's own."""
-        return _ratio(self.gate.max_abs, self.eager_max_abs)
-
-    @property
-    def rms_ratio(self) -> float | None:
-        """The candidate's root mean square error in units of the baseline's own."""
-        if self.gate.rms is None or self.eager_rms is None:
-            return None
-        return _ratio(self.gate.rms, self.eager_rms)
-
-    @property
-    def use(self) -> float:
-        """The use of what this check allows, above 1 fails: of the gate, or of `factor` times eager's worst error."""
-        if not math.isfinite(self.gate.max_abs):
-            return math.inf
-        return min(self.gate.use, self.max_ratio / self.factor)
-
-    @property
-    def headroom(self) -> float:
-        """How many times the errors could grow before this check fails; below 1 it has failed."""
-        return 1 / self.use if self.use else math.inf
 
 
 def check_gate(out: Tensor, ref: Tensor, atol: float = ATOL, rtol: float = RTOL, *, spread: bool = False) -> GateResult:
@@ -187,13 +106,6 @@ def merge_gates(results: list[GateResult]) -> GateResult:
             "reason": next((result.reason for result in results if result.reason), ""),
         }
     )
-
-
-def _ratio(error: float, own: float) -> float:
-    """Return an error in units of the baseline's own; 0 / 0 counts as equal."""
-    if own:
-        return error / own
-    return math.inf if error else 1.0
 
 
 def _worst_tile(error: Tensor, failing: Tensor, first_row: int) -> tuple[float, float, tuple[int, int]]:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from rooflane.baseline import BaselineTransformer, chunked_reference, config_of, generate_random_case, torch_dtype
-from rooflane.eval.check.gate import TruthCheck, check_gate
+from rooflane.eval.check.gate import check_gate
 from rooflane.eval.check.stresses import SHARPEN, SPIKE, SPIKE_EVERY, Stress, load_stress_set
+from rooflane.eval.record.records import TruthCheck
 from rooflane.shapes import Shape
 
 Forward = Callable[[Tensor, Tensor | None], Tensor]

@@ -13,9 +13,9 @@ from time import monotonic
 from typing import Any, Literal, Protocol
 
 from rooflane.eval.check.cases import MASK_NAMES, Called, Case, OutputFacts
-from rooflane.eval.check.gate import GateResult, TruthCheck, merge_gates
+from rooflane.eval.check.gate import merge_gates
 from rooflane.eval.check.promises import IS_BASELINE, PROMISES, UNSTABLE
-from rooflane.eval.record.records import Verification
+from rooflane.eval.record.records import GateResult, TruthCheck, Verification
 from rooflane.shapes import Shape
 
 Level = Literal["full", "trials"]

@@ -1,24 +1,28 @@
-"""The main job: `rooflane eval`, with its progress bar, its interruption and its exit code."""
+"""The main job: `rooflane eval`, with its progress display, its interruption and its exit code."""
 
 from __future__ import annotations
 
 import enum
+import os
 import shlex
+import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
 
-from rooflane.eval.commands.output import AsJson, RulesFile, console, find_shapes
+from rooflane.eval.commands.output import AsJson, RulesFile, console, find_shapes, rough_duration
 from rooflane.eval.exit_codes import EvaluationError
 
 if TYPE_CHECKING:
     from rooflane.eval import Event, Run
+    from rooflane.shapes import Shape
 
 REPORT_FILE = "report.md"
 PROFILE_FILE = "profile.toml"
@@ -29,8 +33,10 @@ SETTING_OPTIONS = {
     "time_budget_s": "time_budget",
     "controls": "control",
 }
-# What may stand beside --resume: how the result is shown, not how it is measured.
-RESUME_OPTIONS = {"resume", "as_json", "require", "accept_contract"}
+# Options that may be given with --resume: they change what is printed, not what is measured.
+RESUME_OPTIONS = {"resume", "as_json", "require", "accept_contract", "details"}
+BAR_WIDTH = 16
+LONGEST = 120  # characters of a shape's outcome in a line of progress
 
 
 class Inputs(enum.StrEnum):
@@ -81,6 +87,7 @@ def eval_command(
     accept_contract: Annotated[
         bool, typer.Option("--accept-contract", help="Exit 0 although a candidate breaks a promise it declares.")
     ] = False,
+    details: Annotated[bool, typer.Option("--details", help="Print every table of the report.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Classify, route, verify, time and report every shape of FILE; the main job.
@@ -89,14 +96,14 @@ def eval_command(
     incomplete, 30 evidence of manipulation, 40 contaminated, 130 interrupted; with --require faster also 10 slower, 11
     equivalent and 12 not proven (--require equivalent takes 11 as 0).
     """
-    from rooflane.eval import evaluate
+    from rooflane.eval import evaluate, open_run
     from rooflane.eval import resume as resume_run
 
     if resume is not None:
         _refuse_beside_resume(context)
-        with follow() as on_event:
+        with follow(open_run(resume).meta.shape_list()) as on_event:
             run = resume_run(resume, on_event=on_event)
-        _finish(run, require, accept_contract, as_json)
+        _finish(run, require, accept_contract, details, as_json)
         return
     if file is None:
         raise typer.BadParameter("name a shape file, such as shapes/published.csv, or --resume a run", context)
@@ -122,7 +129,7 @@ def eval_command(
         probed = _probe_host(device, profile, Path(folder))
         if probed:
             settings["profile"] = str(probed)
-        with follow() as on_event:
+        with follow(shapes) as on_event:
             run = evaluate(
                 shapes,
                 candidate or ["dispatched"],
@@ -133,7 +140,7 @@ def eval_command(
             )
         if probed:
             probed.rename(run.folder / PROFILE_FILE)
-    _finish(run, require, accept_contract, as_json)
+    _finish(run, require, accept_contract, details, as_json)
 
 
 def _check(settings: dict[str, Any], context: typer.Context) -> None:
@@ -177,52 +184,105 @@ def _probe_host(device: str, profile: str, folder: Path) -> Path | None:
     return path
 
 
-def _finish(run: Run, require: Require, accept_contract: bool, as_json: bool) -> None:
-    """Show the run, say what went wrong, write the report and leave with the run's exit status."""
+def _finish(run: Run, require: Require, accept_contract: bool, details: bool, as_json: bool) -> None:
+    """Print the result, the problems and how to go on; write the report; leave with the run's exit status."""
     from rooflane.eval import ExitCode, render_json, render_markdown, render_terminal
 
     summary = run.summary()
     if as_json:
         print(render_json(summary))
     else:
-        render_terminal(summary, console())
+        render_terminal(summary, console(), details=details)
     for problem in summary.problems():
         print(problem, file=sys.stderr)
     if run.interrupted:
-        print(run.resume_hint(), file=sys.stderr)
+        print(run.resume_hint().replace("rooflane", spelled(), 1), file=sys.stderr)
         raise typer.Exit(ExitCode.INTERRUPTED)
     report = run.folder / REPORT_FILE
     report.write_text(render_markdown(summary), encoding="utf-8")
-    print(f"records and report: {run.folder} ({REPORT_FILE})", file=sys.stderr)
+    program, folder = spelled(), shlex.quote(str(run.folder))
+    print(f"report: {report}", file=sys.stderr)
+    print(f"next: {program} report {folder} --html page.html", file=sys.stderr)
+    print(f"      {program} report {folder} --details", file=sys.stderr)
     raise typer.Exit(summary.exit_code(require.value, accept_contract))
 
 
+def spelled() -> str:
+    """Return how to call this program from the working folder.
+
+    It is `rooflane` where that is this program on PATH, else the path or module it was started by.
+    """
+    started = Path(sys.argv[0])
+    if started.name == "__main__.py":
+        return f"{shlex.quote(sys.executable)} -m rooflane.eval"
+    found = shutil.which("rooflane")
+    if found and started.exists() and os.path.samefile(found, started):
+        return "rooflane"
+    return shlex.quote(min(str(started.absolute()), os.path.relpath(started), key=len))
+
+
 @contextmanager
-def follow() -> Iterator[Callable[[Event], None]]:
-    """Show a run as it goes: a bar with the shape and arm at hand on a terminal, a line for each row elsewhere."""
+def follow(shapes: Sequence[Shape]) -> Iterator[Callable[[Event], None]]:
+    """Show a run as it goes: one live bar on a terminal, elsewhere a line a shape and then a line a process."""
     screen = console(stderr=True)
     if not screen.is_terminal:
-        yield _print_rows
+        yield Lines(shapes)
         return
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=screen, transient=True) as progress:
-        task = progress.add_task("starting", total=None)
+    columns = (
+        TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
+        BarColumn(BAR_WIDTH),
+        TextColumn("{task.fields[time]}", markup=False, table_column=Column(no_wrap=True)),
+    )
+    with Progress(*columns, console=screen, transient=True, expand=True) as progress:
+        task = progress.add_task("starting", total=None, time="")
 
         def on_event(event: Event) -> None:
-            if event.kind == "note":
+            if event.kind in ("note", "skipped"):
                 progress.console.print(event.text)
-            progress.update(task, completed=event.done, total=event.total, description=_place(event))
+            parts = [f"process {event.process + 1}/{event.processes}"]
+            parts += [f"shape {event.shape}"] if event.shape else []
+            place = "  ".join([*parts, *filter(None, (event.arm, event.stage))])
+            spent = f"{rough_duration(event.elapsed_s)}{_left(event, ', ')}"
+            progress.update(task, completed=event.done, total=event.total, description=place, time=spent)
 
         yield on_event
 
 
-def _print_rows(event: Event) -> None:
-    if event.kind in ("run", "row", "note"):
-        print(f"[{event.done}/{event.total}] {_place(event)}: {event.text}", file=sys.stderr, flush=True)
+class Lines:
+    """Print a run's progress as lines: each shape in the first process that is seen, then each process."""
+
+    def __init__(self, shapes: Sequence[Shape]) -> None:
+        self.labels = {shape.id: f"{shape.batch_size}x{shape.seq_len}x{shape.d_model}" for shape in shapes}
+        self.first: int | None = None
+        self.seen = 0
+        self.last: Event | None = None
+
+    def __call__(self, event: Event) -> None:
+        """Print a line where the event is worth one."""
+        if event.kind in ("run", "note", "skipped"):
+            self._print(event.text)
+        elif event.kind == "shape":
+            self._shape(event)
+
+    def _shape(self, event: Event) -> None:
+        if self.first is None:
+            self.first = event.process
+        place = f"process {event.process + 1} of {event.processes}{_left(event, ', ')}"
+        if event.process == self.first:
+            self.seen += 1
+            count = len(self.labels)
+            at = f"[{self.seen:>{len(str(count))}}/{count}] shape {event.shape} {self.labels[event.shape]}"
+            # A failure's reason can be a compiler's whole message; the end of the run prints it in full.
+            text = event.text if len(event.text) <= LONGEST else f"{event.text[:LONGEST]}…"
+            self._print(f"{at}: {text} ({place})")
+        elif self.last.process != event.process:
+            self._print(f"{place[0].upper()}{place[1:]}")
+        self.last = event
+
+    def _print(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
 
 
-def _place(event: Event) -> str:
-    """Return where a run is: process, shape, arm and stage, as far as the event names them."""
-    parts = [f"process {event.process + 1}/{event.processes}"]
-    parts += [f"shape {event.shape}"] if event.shape else []
-    return "  ".join([*parts, *filter(None, (event.arm, event.stage))])
+def _left(event: Event, before: str) -> str:
+    """Return the time left, in words; empty while it is unknown or nothing is left."""
+    return f"{before}about {rough_duration(event.left_s)} left" if event.left_s else ""

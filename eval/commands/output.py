@@ -74,6 +74,14 @@ def duration(seconds: float) -> str:
     return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
 
 
+def rough_duration(seconds: float) -> str:
+    """Return seconds as a person says them: 45 s, 4 min, 2 h 05 min."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
 def size(count: float) -> str:
     """Return bytes in the unit that reads best, three digits."""
     for limit, unit, scale in ((1e6, "kB", 1e3), (1e9, "MB", 1e6), (1e12, "GB", 1e9)):

@@ -34,27 +34,31 @@ def report_command(
     readme: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Renew the table between the markers in this file.")
     ] = None,
+    csv: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write every timed call as CSV, one line a call.")
+    ] = None,
+    details: Annotated[bool, typer.Option("--details", help="Print every table of the report.")] = False,
     nulls: NullsPath = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a run from its records: the table, or Markdown, or the README's table. Refuses a changed record."""
+    """Show a run from its records: its table, or write the report, the page, plots, the calls or the README's table."""
     from rooflane.eval import open_run, render_json, render_markdown, render_readme_table, render_terminal
     from rooflane.eval import update_between_markers as update
-    from rooflane.eval.record.nulls import read_nulls
+    from rooflane.eval.stats.run import find_nulls
 
     opened = open_run(run)
-    summary = opened.summary(None if nulls is None else read_nulls(nulls))
+    summary = opened.summary(None if nulls is None else find_nulls(nulls))
     remarks = sys.stderr if as_json else sys.stdout
     if not opened.sealed:
         print(
             f"{run}: not sealed, so it is still in progress or was interrupted; its figures may change", file=sys.stderr
         )
     if markdown:
-        try:
-            markdown.write_text(render_markdown(summary), encoding="utf-8")
-        except OSError as error:
-            raise EvaluationError(f"{markdown}: cannot be written ({error}); name another place") from None
+        _write(markdown, render_markdown(summary))
         print(f"report written to {markdown}", file=remarks)
+    if csv:
+        _write(csv, opened.frame().to_csv(index=False))
+        print(f"calls written to {csv}", file=remarks)
     if readme:
         changed = update(readme, TABLE, render_readme_table(summary))
         print(f"{readme}: {'table renewed' if changed else 'the table was up to date'}", file=remarks)
@@ -62,8 +66,16 @@ def report_command(
         _write_pictures(run, summary, html, plot or [], remarks)
     if as_json:
         print(render_json(summary))
-    elif not (markdown or readme or html or plot):
-        render_terminal(summary, console())
+    elif details or not (markdown or csv or readme or html or plot):
+        render_terminal(summary, console(), details)
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file the user named."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise EvaluationError(f"{path}: cannot be written ({error}); name another place") from None
 
 
 def _write_pictures(run: Path, summary: Summary, html: Path | None, plots: list[Path], remarks: TextIO) -> None:
@@ -93,7 +105,7 @@ def compare_command(
 
     Arms of one run are paired process by process; arms of two runs are compared by Welch's interval.
     """
-    from rooflane.eval.report.comparison_text import render_comparison
+    from rooflane.eval.report.report import render_comparison
     from rooflane.eval.stats.comparison import compare
     from rooflane.eval.stats.power import parse_share
 

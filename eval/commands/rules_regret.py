@@ -23,8 +23,8 @@ def regret_command(
 
     The best family of a shape is chosen for each process on the other processes, so that noise is not taken for skill.
     """
-    from rooflane.eval.record.run import open_run
     from rooflane.eval.stats.regret import regret
+    from rooflane.eval.stats.run import open_run
 
     found = regret(open_run(run), load_rules(rules))
     if as_json:

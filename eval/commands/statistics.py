@@ -32,8 +32,9 @@ def plan_command(
     as_json: AsJson = False,
 ) -> None:
     """Say how many processes, and minutes, a wanted resolution takes, from the noise of null results."""
-    from rooflane.eval.record.nulls import read_nulls, store_path
+    from rooflane.eval.record.nulls import store_path
     from rooflane.eval.stats.power import noise_of, parse_share, plan
+    from rooflane.eval.stats.run import find_nulls
 
     known, wanted = None if floor is None else parse_share(floor), parse_share(see)
     if sd is not None:
@@ -46,7 +47,7 @@ def plan_command(
             raise EvaluationError(
                 f"{path}: no null results are stored yet; run `rooflane eval`, name some with --nulls, or give --sd"
             )
-        noises = [(place, *noise_of(found)) for place, found in _by_machine(read_nulls(path)).items()]
+        noises = [(place, *noise_of(found)) for place, found in _by_machine(find_nulls(path)).items()]
     plans = [
         (place, plan(wanted, noise, floor=known, most=max_processes, process_s=seconds))
         for place, noise, seconds in noises
@@ -99,9 +100,9 @@ def price_command(
     as_json: AsJson = False,
 ) -> None:
     """Price a mix of shapes: all its valid tokens over all its time, in $ per 1e9 tokens, with interval."""
-    from rooflane.eval.record.run import open_run
     from rooflane.eval.report.table import interval, number, price
     from rooflane.eval.stats.mix import price_mix
+    from rooflane.eval.stats.run import open_run
 
     found = price_mix(open_run(run), candidate, _calls(mix or []), utilisation, price_per_hour)
     if as_json:

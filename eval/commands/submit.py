@@ -55,7 +55,7 @@ def submit_command(
     Exit status: 0 complete and accurate, 2 a request that cannot be run or a script that changed, 20 outside the
     tolerance, 22 a run failed, 130 interrupted.
     """
-    from rooflane.eval.record.run import open_run
+    from rooflane.eval.stats.run import open_run
     from rooflane.eval.submit import compare_with_run, resume_submission, submit
 
     if resume is not None:

@@ -4,111 +4,109 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rooflane.eval.device.operations import ForwardProfile, Operation
+from rooflane.eval.report.page.charts import draw_roofs, unit
+from rooflane.eval.report.page.drawing import (
+    LIGHT,
+    MARGIN,
+    TITLE,
+    Chart,
+    clean,
+    looks,
+    new_axes,
+    new_figure,
+    place_labels,
+    save_chart,
+    shorten,
+    write_text,
+)
+from rooflane.eval.report.page.source import matrix_rates, number
 
-# Okabe and Ito's palette, told apart with any colour vision.
-POINT_COLOUR, BAR_COLOUR, ROOF_COLOUR = "#0072B2", "#D55E00", "#444444"
-LABELLED = 8
-LABEL_WIDTH = 16
-TITLE_PAD = 18  # points; room for a label between the axes and their title
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+WIDTH, HEIGHT = 1080, 470
+TOP, BOTTOM = 84, HEIGHT - 46
+LISTED = 8  # bars of operations without matrix products
+LABEL_WIDTH = 24  # characters of a line
 
 
 def plot_roofline(forward: ForwardProfile, path: str | Path) -> None:
-    """Write the roofline plot of `forward` to an SVG or PNG file.
+    """Write the roofline plot of `forward` to an SVG or PNG file; raises `EvaluationError` for a bad place.
 
-    Left: matrix products, FLOPs a byte against achieved arithmetic; a marker's area is the operation's share of the
-    time. Right: the longest operations without matrix products, which have no place on that plane, by bandwidth.
+    Left: matrix products, FLOPs a byte against achieved arithmetic. A mark's area is the operation's share of the
+    time. Right: the longest operations without matrix products, by achieved bandwidth.
     """
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    # Names of arms and shapes are text: a $ in one starts no formula. The salt makes the SVG's ids repeatable.
-    with matplotlib.rc_context({"text.parse_math": False, "svg.hashsalt": "rooflane"}):
-        figure = Figure(figsize=(12, 5.4), layout="constrained")
-        roof, traffic = figure.subplots(1, 2)
-        _draw_roof(roof, forward)
-        _draw_traffic(traffic, forward)
-        shape = forward.shape
-        figure.suptitle(f"{forward.arm} forward, shape {shape.id} ({shape.label()}) on {forward.profile.title}")
-        undated = {"Date": None} if Path(path).suffix == ".svg" else {"Software": None}
-        figure.savefig(path, dpi=150, metadata=undated)
+    with looks():
+        chart = _draw(forward)
+    save_chart(chart, Path(path))
 
 
-def _area(operation: Operation, forward: ForwardProfile) -> float:
-    return 30 + 600 * operation.seconds / forward.busy_s
-
-
-def _unit(rate: float) -> tuple[float, str]:
-    """Return the scale and prefix that keep a CPU's figures from being all zeros."""
-    return (1e12, "T") if rate >= 1e12 else (1e9, "G")
-
-
-def _draw_roof(axes, forward: ForwardProfile) -> None:
-    """Draw the two roofs and the matrix products under them."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    peak, bandwidth = forward.profile.matmul_flops(forward.shape.dtype), forward.profile.copy_bytes_per_s
-    scale, prefix = _unit(peak)
-    traffic_scale, traffic_prefix = _unit(bandwidth)
+def _draw(forward: ForwardProfile) -> Chart:
+    """Draw both halves of the plot."""
+    shape = forward.shape
+    title = f"{forward.arm} forward, shape {shape.id} ({shape.label()}) on {forward.profile.title}"
+    figure = new_figure(WIDTH)
+    roof = new_axes(figure, HEIGHT, 62, TOP, 520, BOTTOM)
+    traffic = new_axes(figure, HEIGHT, 770, TOP, WIDTH - 24, BOTTOM)
+    write_text(figure, MARGIN, 24, shorten(title, WIDTH * 0.85, 14), fontsize=14, fontweight="bold")
     points = [operation for operation in forward.operations if operation.intensity]
-    ridge = peak / bandwidth
-    left = min([ridge, *(point.intensity for point in points)]) / 3
-    right = max([ridge, *(point.intensity for point in points)]) * 3
-    rates = [left * bandwidth, peak, *(point.flops_per_s for point in points)]
-    axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(min(rates) / scale / 3, max(rates) / scale * 2))
-
-    axes.plot([left, ridge, right], [left * bandwidth / scale, peak / scale, peak / scale], color=ROOF_COLOUR)
-    near = {"textcoords": "offset points", "fontsize": 9, "color": ROOF_COLOUR}
-    axes.annotate(f"{peak / scale:.3g} {prefix}FLOP/s", (right, peak / scale), xytext=(-4, 4), ha="right", **near)
-    foot = (left, left * bandwidth / scale)
-    axes.annotate(f"{bandwidth / traffic_scale:.3g} {traffic_prefix}B/s", foot, xytext=(4, -10), **near)
-    for point in points:
-        place = (point.intensity, point.flops_per_s / scale)
-        axes.scatter(*place, s=_area(point, forward), color=POINT_COLOUR, alpha=0.7)
-    _label(axes, [(point.name, point.intensity, point.flops_per_s / scale, _area(point, forward)) for point in points])
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel("FLOPs a byte")
-    axes.set_ylabel(f"achieved {prefix}FLOP/s")
-    axes.set_title("matrix products" if points else "no operation tells its FLOPs", fontsize=10, pad=TITLE_PAD)
-    axes.grid(True, which="major", linewidth=0.4)
-
-
-def _label(axes, points: list[tuple[str, float, float, float]]) -> None:
-    """Write the names below the points (name, place, marker area); near points share one label below the lowest."""
-    groups: list[tuple[list[str], float, float, float]] = []
-    for name, across, up, area in sorted(points, key=lambda point: (point[1], point[2], point[0])):
-        near = next((group for group in groups if 0.8 < across / group[1] < 1.25 and up / group[2] < 1.6), None)
-        if near:
-            near[0].append(name)
-        else:
-            groups.append(([name], across, up, area))
-    for names, across, up, area in groups:
-        text = textwrap.fill(", ".join(names), LABEL_WIDTH)
-        below = (0, -4 - area**0.5 / 2)
-        axes.annotate(text, (across, up), xytext=below, textcoords="offset points", ha="center", va="top", fontsize=8)
-
-
-def _draw_traffic(axes, forward: ForwardProfile) -> None:
-    """Draw the longest other operations as bars of achieved bandwidth against the copy rate."""
     known = [operation for operation in forward.operations if not operation.flops and operation.bytes_per_s]
-    rows = sorted(known, key=lambda operation: operation.seconds, reverse=True)[:LABELLED]
+    longest = sorted(known, key=lambda operation: operation.seconds, reverse=True)[:LISTED]
+    _draw_products(roof, points, forward)
+    _draw_traffic(traffic, longest, forward)
+    prefixes = unit(forward.profile.matmul_flops(shape.dtype))[1], unit(forward.profile.copy_bytes_per_s)[1]
+    left = "matrix products" if points else "no operation reports its FLOPs"
+    right = f"the longest {len(longest)} of {len(known)} others" if longest else "no operation reports its bytes"
+    write_text(figure, MARGIN, TOP - 34, left)
+    write_text(figure, 560, TOP - 34, right)
+    write_text(figure, MARGIN, TOP - 12, f"achieved {prefixes[0]}FLOP/s", "muted")
+    write_text(figure, 291, HEIGHT - 10, "FLOPs a byte", "muted", ha="center")
+    write_text(figure, 913, HEIGHT - 10, f"achieved {prefixes[1]}B/s", "muted", ha="center")
+    return Chart(
+        figure, title, "Left: matrix products under the device's roofs. Right: bandwidth of the longest others."
+    )
+
+
+def _draw_products(axes: Axes, points: list[Operation], forward: ForwardProfile) -> None:
+    """Draw the roofs and the matrix products; products at nearly one place share a label."""
+    dtype = forward.shape.dtype
+    rates = matrix_rates(forward.profile, {dtype}, forward.device)
+    places = [(point.intensity, point.flops_per_s) for point in points]
+    labels = draw_roofs(axes, places, {dtype: rates[dtype]}, forward.profile.copy_bytes_per_s, {dtype})
+    scale = unit(rates[dtype][1])[0]
+    groups: list[tuple[list[str], float, float]] = []
+    for point in sorted(points, key=lambda point: (point.intensity, point.flops_per_s, point.name)):
+        across, up = point.intensity, point.flops_per_s / scale
+        title = f"{point.name}: {number(up)} {unit(rates[dtype][1])[1]}FLOP/s, {number(across)} FLOPs a byte"
+        size = (30 + 600 * point.seconds / forward.busy_s) ** 0.5
+        axes.plot([across], [up], "o", markersize=size, color=LIGHT["s0"], alpha=0.7, gid=TITLE + clean(title))
+        near = next((group for group in groups if 0.8 < across / group[1] < 1.25 and 0.6 < up / group[2] < 1.6), None)
+        if near:
+            near[0].append(point.name)
+        else:
+            groups.append(([point.name], across, up))
+    place_labels(
+        axes, labels + [(across, up, textwrap.fill(", ".join(names), LABEL_WIDTH)) for names, across, up in groups]
+    )
+
+
+def _draw_traffic(axes: Axes, rows: list[Operation], forward: ForwardProfile) -> None:
+    """Draw operations as bars of achieved bandwidth against the copy rate."""
     limit = forward.profile.copy_bytes_per_s
-    scale, prefix = _unit(limit)
-    names = [f"{row.name}, {row.seconds / forward.busy_s:.0%} of the time" for row in rows]
-    axes.barh(names, [row.bytes_per_s / scale for row in rows], color=BAR_COLOUR, alpha=0.8)
-    axes.invert_yaxis()
-    axes.axvline(limit / scale, color=ROOF_COLOUR, linestyle="--")
-    # Above the axes: among the bars every place can be a bar's.
-    label = {"textcoords": "offset points", "xytext": (0, 3), "ha": "center", "fontsize": 9, "color": ROOF_COLOUR}
+    scale, prefix = unit(limit)
+    for place, row in enumerate(rows):
+        title = f"{row.name}: {number(row.bytes_per_s / scale)} {prefix}B/s"
+        axes.barh([place], [row.bytes_per_s / scale], color=LIGHT["s1"], gid=TITLE + clean(title))
+    names = [shorten(f"{row.name}, {row.seconds / forward.busy_s:.0%} of the time", 200, 11) for row in rows]
+    axes.set_yticks(range(len(rows)), names, fontsize=11, color=LIGHT["ink"])
+    axes.set_ylim(max(len(rows), 1) - 0.5, -0.5)
+    axes.axvline(limit / scale, color=LIGHT["ink"], linestyle=(0, (4, 3)))
+    axes.set_xlim(0, max([limit, *(row.bytes_per_s for row in rows)]) * 1.15 / scale)
+    axes.grid(True, axis="x", color=LIGHT["rule"])
     axes.annotate(
-        f"copy {limit / scale:.3g} {prefix}B/s", (limit / scale, 1), xycoords=("data", "axes fraction"), **label
-    )
-    axes.set_xlabel(f"achieved {prefix}B/s")
-    axes.set_title(
-        f"the longest {len(rows)} of {len(known)} others" if rows else "nor their bytes", fontsize=10, pad=TITLE_PAD
-    )
-    axes.tick_params(axis="y", labelsize=8)
+        f"copy {number(limit / scale)} {prefix}B/s", (limit / scale, 1), (0, 5), xycoords=("data", "axes fraction"),
+        textcoords="offset points", ha="center", color=LIGHT["ink"], fontsize=11,
+    )  # fmt: skip

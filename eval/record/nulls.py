@@ -6,15 +6,12 @@ import fcntl
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import stdev
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rooflane.eval.exit_codes import EvaluationError
-from rooflane.eval.record.records import RUN_FILE
 from rooflane.eval.record.state import state_dir
-from rooflane.eval.stats.estimator import Estimate
 
 NULLS_FILE = "nulls.jsonl"
 Key = tuple[str, str, int]  # machine, software, processes
@@ -55,23 +52,6 @@ def software_of(environment: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {environment[name]}" for name in names if environment.get(name))
 
 
-def null_result(
-    estimate: Estimate, labels: Mapping[str, str], environment: Mapping[str, Any], **fields: Any
-) -> NullResult | None:
-    """Return a campaign's null as it is stored; None when it has no geometric mean."""
-    if estimate.geomean is None:
-        return None
-    logs = list(estimate.per_process.values())
-    return NullResult(
-        machine=machine_of(environment),
-        software=software_of(environment),
-        log=sum(logs) / len(logs),
-        sd=stdev(logs) if len(logs) > 1 else None,
-        shapes={labels[name]: sum(found.values()) / len(found) for name, found in estimate.logs.items()},
-        **fields,
-    )
-
-
 def store_path() -> Path:
     """Return the file in which this user's campaigns leave their nulls."""
     return state_dir() / NULLS_FILE
@@ -93,17 +73,7 @@ def append_nulls(path: Path, nulls: Iterable[NullResult]) -> None:
 
 
 def read_nulls(path: Path) -> list[NullResult]:
-    """Read nulls from a store, from a run folder, or from a folder of run folders.
-
-    Raises `EvaluationError` when there is nothing of that name, or a line that is no null.
-    """
-    if path.is_dir():
-        from rooflane.eval.record.run import open_run
-
-        folders = [path] if (path / RUN_FILE).exists() else sorted(found.parent for found in path.glob(f"*/{RUN_FILE}"))
-        if not folders:
-            raise EvaluationError(f"{path}: holds no run; name a file of nulls, a run folder or a folder of runs")
-        return [null for folder in folders for null in open_run(folder).nulls()]
+    """Read the null results of a store; raises `EvaluationError` for an unreadable file or line."""
     try:
         with path.open(encoding="utf-8") as file:
             return _parse(path, file)

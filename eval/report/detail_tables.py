@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from rooflane.eval.check.gate import TILE
-from rooflane.eval.record.records import COPY_PREFIX
-from rooflane.eval.report.table import NONE, Table, grouped, interval, number, percent, price, ratio, spread
+from rooflane.eval.record.records import COPY_PREFIX, TILE
+from rooflane.eval.report.table import NONE, Table, grouped, interval, number, percent, price, ratio, spread, times
 from rooflane.eval.stats.accuracy import COLUMNS, AccuracyLine
 from rooflane.eval.stats.figures import JUDGED_KINDS, LAUNCH_SHARE, NULL, ShapeRow, Spread, Summary
 
@@ -53,9 +52,9 @@ def clock_table(summary: Summary, candidate: str) -> Table:
                 row.shape.id,
                 cell.rule or NONE,
                 spread(cell.event_ms),
-                number(cell.device_ms and cell.device_ms.median),
-                number(cell.idle_ms and cell.idle_ms.median),
-                number(cell.host_ms and cell.host_ms.median),
+                number(cell.device_ms and cell.device_ms.centre),
+                number(cell.idle_ms and cell.idle_ms.centre),
+                number(cell.host_ms and cell.host_ms.centre),
                 percent(cell.launch_share),
                 number(cell.hidden_ms) if cell.hidden_ms else NONE,
                 spread(row.eager.event_ms),
@@ -66,15 +65,16 @@ def clock_table(summary: Summary, candidate: str) -> Table:
             )
         )
     return Table(
-        title=f"{candidate}: four clocks in ms, median (range over processes)",
+        title=f"{candidate}: four clocks in ms (range over processes)",
         columns=(
             "id", "rule", "event", "device", "idle start", "host", "launch share", "hidden", "eager event", "use",
             "calls", "eager calls", "processes",
         ),
         rows=tuple(rows),
         left=2,
-        note="launch share: of the event time, what the device was not busy, in the processes that read both clocks, "
-        "not from the medians shown; hidden: event time that neither device nor host accounts for, beyond eager's own; "
+        note="event: geometric mean over processes, the others: median; "
+        "launch share: of the event time, what the device was not busy, in the processes that read both clocks, "
+        "not from the times shown; hidden: event time that neither device nor host accounts for, beyond eager's own; "
         "use: worst error in units of the tolerance, above 1 fails; calls: rounds x repeats, * shrunk to the time "
         "budget",
     )  # fmt: skip
@@ -91,10 +91,10 @@ def state_table(summary: Summary, candidate: str) -> Table:
         rows.append(
             (
                 row.shape.id,
-                number(cell.event_ms.median),
-                *(number(state and state.median) for state in states),
-                *(number(state and state.median) for state in _eager_states(row)),
-                f"{cell.dividend:.3f}x" if cell.dividend else NONE,
+                number(cell.event_ms.centre),
+                *(number(state and state.centre) for state in states),
+                *(number(state and state.centre) for state in _eager_states(row)),
+                f"{times(cell.dividend)}x" if cell.dividend else NONE,
                 cell.contract_class or NONE,
             )
         )
@@ -157,11 +157,11 @@ def prediction_table(summary: Summary) -> Table:
                 measured or NONE,
                 NONE if measured is None else "as predicted" if measured == row.regime else "wrong",
                 number(row.predicted_ms),
-                number(row.eager.event_ms.median),
-                ratio(row.eager.event_ms.median, row.predicted_ms),
+                number(row.eager.event_ms.centre),
+                ratio(row.eager.event_ms.centre, row.predicted_ms),
                 number(cell.predicted_ms),
-                number(cell.event_ms.median if cell.event_ms else None),
-                ratio(cell.event_ms.median if cell.event_ms else None, cell.predicted_ms),
+                number(cell.event_ms.centre if cell.event_ms else None),
+                ratio(cell.event_ms.centre if cell.event_ms else None, cell.predicted_ms),
             )
         )
     counts = ", ".join(f"{count} {said} measured as {was}" for (said, was), count in sorted(hits.items()))
@@ -213,24 +213,7 @@ def finding_table(summary: Summary) -> Table:
             if cell.kind not in JUDGED_KINDS and cell.status not in ("ok", "skipped", "unsupported"):
                 said.append(f"{cell.status}: {cell.reason}")
             rows += [(row.shape.id, cell.arm, text) for text in said]
-    return Table("Findings", ("id", "arm", "finding"), grouped(rows), 3)
-
-
-def not_run_table(summary: Summary) -> Table:
-    """Return the rows that were left out, with the time or bytes that ruled them out."""
-    rows = [
-        (row.shape.id, cell.arm, cell.status, cell.reason)
-        for row in summary.rows
-        for cell in row.cells.values()
-        if cell.status in ("skipped", "infeasible", "unsupported") and not (cell.kind == "candidate" and cell.event_ms)
-    ]
-    return Table("Not run", ("id", "arm", "status", "reason"), grouped(rows, 1), 4)
-
-
-def failure_table(summary: Summary) -> Table:
-    """Return what failed."""
-    rows = [(row.shape.id, cell.arm, cell.status, cell.reason) for row, cell in summary.failures()]
-    return Table("Failures", ("id", "arm", "status", "reason"), tuple(rows), 4)
+    return Table("Findings", ("shape", "arm", "finding"), grouped(rows), 3, prose=True)
 
 
 def _calls(value: float | None) -> str:

@@ -9,41 +9,76 @@ from typing import TYPE_CHECKING, Any
 
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.report.render import render
+from rooflane.eval.report.table import NONE, Table, grouped, interval, number, ratio_columns, terminal_lines, wrap
 from rooflane.eval.report.tables import (
-    Table,
     all_tables,
     conditions,
+    counted_shapes,
     environment_line,
     headline_lines,
+    headline_parts,
+    main_tables,
+    not_run_lines,
+    oversize_lines,
     oversize_table,
     speed_table,
+    verdict_word,
 )
+from rooflane.eval.stats.comparison import Comparison
 from rooflane.eval.stats.figures import Summary
+from rooflane.eval.stats.verdict import Verdict
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
-def render_terminal(summary: Summary, console: Console) -> None:
-    """Print the report's tables, the headline last: it is what stays on the screen."""
-    from rich import box
-    from rich.table import Table as RichTable
-    from rich.text import Text
+def render_terminal(summary: Summary, console: Console, details: bool = False) -> None:
+    """Print the result of a run: its table, what was not run, and the headline last.
 
-    for table in all_tables(summary):
-        shown = RichTable(title=table.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-        for index, column in enumerate(table.columns):
-            shown.add_column(column, justify="left" if index < table.left else "right", overflow="fold")
-        for row in table.rows:
-            # As text: an interval or an error message in brackets is no markup.
-            shown.add_row(*map(Text, row))
-        console.print(shown)
-        if table.note:
-            console.print(table.note + "\n", markup=False, highlight=False)
-    for line in (environment_line(summary), *conditions(summary)):
-        console.print(line, markup=False, highlight=False)
-    for line in headline_lines(summary):
-        console.print(line, style="bold", markup=False, highlight=False)
+    `details` prints every table of the report before it, and the conditions of the run.
+    """
+    tables = all_tables(summary) if details else main_tables(summary)
+    for table in tables:
+        _print_table(table, console)
+    lines = [*oversize_lines(summary), *not_run_lines(summary)]
+    if details:
+        lines += [environment_line(summary), *conditions(summary)]
+    for line in lines:
+        _print(line, console)
+    for headline in summary.headlines:
+        _print("; ".join(headline_parts(headline)), console, style="bold")
+
+
+def render_comparison(comparison: Comparison, console: Console) -> None:
+    """Print a comparison as a table, the rows without a verdict with their reasons, and the mean under them."""
+    _print_table(comparison_table(comparison), console)
+    reasons = [(pair.shape, pair.why) for pair in comparison.pairs if pair.verdict == Verdict.NONE]
+    left_out = [(shape, reason) for shape, reason in comparison.left_out.items()]
+    for said, rows in (("no verdict", reasons), ("left out", left_out)):
+        for names, reason in grouped(rows):
+            _print(f"{said} on {counted_shapes(names)}: {reason}", console)
+    for note in comparison.notes:
+        _print(f"note: {note}", console)
+    mean = f"geometric mean {interval(comparison.geomean)}" if comparison.geomean else "no geometric mean"
+    said = "" if comparison.verdict == Verdict.NONE else "A is "
+    _print(f"{mean}; {said}{verdict_word(comparison.verdict)}: {comparison.why}", console, style="bold")
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """Return both times of each shape, their ratio and what it says of A."""
+    rows = []
+    for pair in comparison.pairs:
+        b_ms, a_ms = ratio_columns(pair.b_ms, pair.a_ms, pair.ratio)
+        floor = f"{pair.floor.value:.2%}" if pair.floor else NONE
+        figures = (a_ms, b_ms, interval(pair.ratio), floor, number(pair.holm_p))
+        rows.append((pair.shape, verdict_word(pair.verdict), *figures))
+    return Table(
+        title=f"A = {comparison.a}, B = {comparison.b}: B's event time over A's ({comparison.method})",
+        columns=("id", "A is", "A ms", "B ms", "ratio [95%]", "floor", "Holm p"),
+        rows=tuple(rows),
+        left=2,
+        optional=("Holm p", "floor"),
+    )
 
 
 def render_markdown(summary: Summary) -> str:
@@ -52,6 +87,7 @@ def render_markdown(summary: Summary) -> str:
         "report.md.j2",
         meta=summary.meta,
         headlines=headline_lines(summary),
+        not_run=not_run_lines(summary),
         tables=[(table.title, _markdown(table)) for table in all_tables(summary)],
         environment=environment_line(summary),
         conditions=conditions(summary),
@@ -91,6 +127,25 @@ def update_between_markers(path: str | Path, name: str, text: str) -> bool:
         return False
     path.write_text(new, encoding="utf-8")
     return True
+
+
+def _print_table(table: Table, console: Console) -> None:
+    """Print a table as text, so that brackets in its cells are no markup, and a blank line after it."""
+    for index, line in enumerate(terminal_lines(table, console.width)):
+        console.print(
+            line, style="bold" if index == 0 else "", markup=False, highlight=False, emoji=False, soft_wrap=True
+        )
+    console.print()
+
+
+def _print(text: str, console: Console, style: str = "") -> None:
+    """Print text broken between words to the width of the console."""
+    for line in wrap(text, console.width, "  "):
+        _print_line(line, console, style)
+
+
+def _print_line(line: str, console: Console, style: str) -> None:
+    console.print(line, style=style, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
 def _markdown(table: Table) -> str:

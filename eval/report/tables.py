@@ -6,21 +6,26 @@ from rooflane.eval.report.detail_tables import (
     accuracy_table,
     clock_table,
     cost_table,
-    failure_table,
     finding_table,
-    not_run_table,
     prediction_table,
     state_table,
     verdict_table,
 )
-from rooflane.eval.report.script_table import script_table
-from rooflane.eval.report.table import NONE, Table, counted, interval, number, percent, price, ratio, size, spread
-from rooflane.eval.stats.figures import NULL, REFERENCE, Cell, Headline, ShapeRow, Summary
-
-__all__ = [
-    "Table", "all_tables", "environment_line", "headline_lines", "interval", "number", "oversize_table", "ratio",
-    "size", "speed_table", "spread",
-]  # fmt: skip
+from rooflane.eval.report.table import (
+    NONE,
+    Table,
+    counted,
+    grouped,
+    interval,
+    number,
+    percent,
+    price,
+    size,
+    time_columns,
+    times,
+)
+from rooflane.eval.stats.figures import NULL, Cell, Headline, ShapeRow, Summary
+from rooflane.eval.stats.verdict import Verdict
 
 CONTROL_TITLES = {NULL: "null", "compiled": "compiled", "compiled_reduce_overhead": "compiled RO", "sdpa": "SDPA"}
 GATE_MARK = "!"
@@ -30,19 +35,25 @@ COARSE_TICK = 0.01
 
 
 def headline_lines(summary: Summary) -> list[str]:
-    """Return one line per candidate: its geometric mean with interval and verdict, or why there is none."""
-    return [_headline_line(headline) for headline in summary.headlines]
+    """Return one line per candidate: its geometric mean with interval and verdict, and all that it rests on."""
+    return ["; ".join([*headline_parts(headline), *_headline_details(headline)]) for headline in summary.headlines]
 
 
 def all_tables(summary: Summary) -> list[Table]:
     """Return the report's tables that have rows, in order."""
     tables = []
     for candidate in summary.meta.candidates:
-        makers = (speed_table, verdict_table, clock_table, state_table, script_table, accuracy_table, cost_table)
+        makers = (speed_table, verdict_table, clock_table, state_table, accuracy_table, cost_table)
         tables += [make(summary, candidate) for make in makers]
     tables += [ranking_table(summary), oversize_table(summary), prediction_table(summary), finding_table(summary)]
     tables += [not_run_table(summary), failure_table(summary)]
     return [table for table in tables if table.rows]
+
+
+def main_tables(summary: Summary) -> list[Table]:
+    """Return what a run ends with: each candidate's times and speedups, and the ranking of several candidates."""
+    tables = [speed_table(summary, candidate) for candidate in summary.meta.candidates]
+    return [table for table in (*tables, ranking_table(summary)) if table.rows]
 
 
 def speed_table(summary: Summary, candidate: str) -> Table:
@@ -59,8 +70,7 @@ def speed_table(summary: Summary, candidate: str) -> Table:
                 row.shape.label(),
                 _regimes(row),
                 cell.family or NONE,
-                number(row.eager.event_ms.median),
-                number(cell.event_ms.median) if cell.event_ms else cell.status,
+                *_times(row, cell),
                 interval(cell.speedup) + (GATE_MARK if cell.status == "incorrect" else ""),
                 *(_control(row.cells[name]) for name in controls),
             )
@@ -73,6 +83,7 @@ def speed_table(summary: Summary, candidate: str) -> Table:
         left=4,
         note="regime: predicted (~ borderline), then measured where it differs; the null is eager timed against "
         f"itself; {GATE_MARK} fails the gate",
+        optional=("shape", "family", "compiled RO", "compiled", "regime", "SDPA", "null"),
     )
 
 
@@ -102,7 +113,6 @@ def oversize_table(summary: Summary) -> Table:
     for row in summary.rows:
         if row.eager.event_ms is not None or row.eager.status not in ("infeasible", "oom"):
             continue
-        reference = row.cells.get(REFERENCE)
         for name in summary.meta.candidates:
             cell = row.cells[name]
             if cell.event_ms is None:
@@ -113,8 +123,7 @@ def oversize_table(summary: Summary) -> Table:
                     row.shape.label(),
                     cell.family or name,
                     size(row.predicted_peak_bytes),
-                    spread(cell.event_ms),
-                    spread(reference.event_ms) if reference else NONE,
+                    *reversed(time_columns(cell)),
                     interval(cell.speedup),
                     number(cell.use),
                     size(cell.predicted_peak_bytes),
@@ -133,6 +142,43 @@ def oversize_table(summary: Summary) -> Table:
         left=3,
         note="reference: the sum over batch elements in the first process, one element times the batch in the others",
     )  # fmt: skip
+
+
+def not_run_table(summary: Summary) -> Table:
+    """Return the rows that were left out, those of one reason together."""
+    rows = [
+        (row.shape.id, cell.arm, cell.status, cell.reason)
+        for row in summary.rows
+        for cell in row.cells.values()
+        if cell.status in ("skipped", "infeasible", "unsupported") and not (cell.kind == "candidate" and cell.event_ms)
+    ]
+    return Table("Not run", ("shape", "arm", "status", "reason"), grouped(grouped(rows, 1)), 4, prose=True)
+
+
+def not_run_lines(summary: Summary) -> list[str]:
+    """Return the shapes without any time, those of one reason on one line."""
+    rows = [(name, summary.row(name).eager.reason or "not reached") for name in summary.not_run]
+    return [f"not run: {counted_shapes(names)}: {reason}" for names, reason in grouped(rows)]
+
+
+def counted_shapes(names: str) -> str:
+    """Return ids joined by commas with their noun."""
+    return f"{'shapes' if ',' in names else 'shape'} {names}"
+
+
+def oversize_lines(summary: Summary) -> list[str]:
+    """Return one line for each candidate on each shape that is too large for eager."""
+    table = oversize_table(summary)
+    return [
+        f"too large for eager: shape {row[0]}, {row[2]}: {row[4]} ms, {row[6]} over the chunked reference"
+        for row in table.rows
+    ]
+
+
+def failure_table(summary: Summary) -> Table:
+    """Return what failed."""
+    rows = [(row.shape.id, cell.arm, cell.status, cell.reason) for row, cell in summary.failures()]
+    return Table("Failures", ("shape", "arm", "status", "reason"), tuple(rows), 4, prose=True)
 
 
 def environment_line(summary: Summary) -> str:
@@ -177,7 +223,7 @@ def _spent(summary: Summary) -> str:
 def _window(summary: Summary) -> str:
     """Return how many calls an event pair encloses, and how coarse its clock is beside the shortest of them."""
     calls = [
-        (cell.event_ms.median, row.shape.id)
+        (cell.event_ms.centre, row.shape.id)
         for row in summary.rows
         for cell in row.cells.values()
         if cell.kind in ("baseline", "candidate") and cell.event_ms
@@ -193,32 +239,55 @@ def _window(summary: Summary) -> str:
     return said if share <= COARSE_TICK else f"{said}, too coarse for a ratio nearer than that"
 
 
-def _headline_line(headline: Headline) -> str:
-    """Return one candidate's line."""
-    of = f"{headline.passed} of {counted(headline.shapes, 'shape')}"
-    verdict = headline.verdict.upper() if headline.verdict != "none" else "no verdict"
-    if headline.geomean is None:
-        second = ""
-        if headline.penalised:
-            second = f"; with 1x where it failed (or its own ratio, if lower) {interval(headline.penalised)}"
-        said = "" if headline.verdict == "none" else f"{verdict}, "
-        return f"{headline.candidate}: {said}{of} passed, no geometric mean: {headline.why}{second}"
-    each = ", ".join(f"{value:.3g}x" for value in headline.per_process)
-    for process, shapes in headline.excused.items():
-        each += f" (process {process} left out, with no clean block of shape {' and '.join(shapes)})"
-    floor = f", floor {headline.floor.describe()}" if headline.floor else ""
+def verdict_word(verdict: str) -> str:
+    """Return a verdict as reports print it: FASTER, SLOWER, EQUIVALENT, INCONCLUSIVE and so on, or no verdict."""
+    return "no verdict" if verdict == Verdict.NONE else verdict.upper()
+
+
+def headline_parts(headline: Headline) -> list[str]:
+    """Return a candidate's result in short: its mean over which shapes, its verdict and why, floor and nulls."""
+    total = headline.shapes + headline.partial + headline.oversize + headline.not_run
+    if headline.geomean:
+        first = f"{headline.candidate}: geometric mean {interval(headline.geomean)} over {headline.shapes} of "
+        first += counted(total, "shape")
+    else:
+        first = (
+            f"{headline.candidate}: no geometric mean, {headline.passed} of {counted(headline.shapes, 'shape')} passed"
+        )
+    parts = [first]
+    parts += [f"{headline.partial} timed in some processes only"] if headline.partial else []
+    parts += [f"{headline.oversize} too large for eager"] if headline.oversize else []
+    parts += [f"{headline.not_run} not run"] if headline.not_run else []
+    parts.append(f"{verdict_word(headline.verdict)}: {headline.why}")
+    parts += [f"floor {headline.floor.describe()}"] if headline.floor else []
     nulls = [("null", headline.null), ("its own null", headline.copy_null)]
-    said = "".join(f"; {name} {interval(null)}" for name, null in nulls if null)
+    return parts + [f"{name} {interval(null)}" for name, null in nulls if null]
+
+
+def _headline_details(headline: Headline) -> list[str]:
+    """Return what stands behind a candidate's mean: processes, checks, dividend and price."""
+    if headline.geomean is None:
+        if headline.penalised is None:
+            return []
+        return [f"with 1x where it failed (or its own ratio, if lower) {interval(headline.penalised)}"]
+    parts = [f"by process {', '.join(f'{times(value)}x' for value in headline.per_process)}"]
+    parts += [
+        f"process {process} left out, with no clean block of shape {' and '.join(shapes)}"
+        for process, shapes in headline.excused.items()
+    ]
     if headline.sign_flip_p is not None:
-        said += f"; sign-flip p {headline.sign_flip_p:.2g}"
+        parts.append(f"sign-flip p {headline.sign_flip_p:.2g}")
     if headline.dividend:
-        said += f"; harness dividend {headline.dividend:.3f}x"
+        parts.append(f"harness dividend {times(headline.dividend)}x")
     if headline.mix_price:
-        said += f"; one call of each: {price(headline.mix_price)} $/1e9 tokens"
-    return (
-        f"{headline.candidate}: geometric mean {interval(headline.geomean)} over {of}{floor}, "
-        f"by process {each}{said}; {verdict}: {headline.why}"
-    )
+        parts.append(f"one call of each: {price(headline.mix_price)} $/1e9 tokens")
+    return parts
+
+
+def _times(row: ShapeRow, cell: Cell) -> tuple[str, str]:
+    """Return eager's and the candidate's time; eager's own where the two were not paired."""
+    eager, candidate = time_columns(cell)
+    return number(row.eager.event_ms.centre, 4) if eager == NONE else eager, candidate
 
 
 def _regimes(row: ShapeRow) -> str:
@@ -231,4 +300,4 @@ def _control(cell: Cell) -> str:
     """Return a control's speedup, or why it has none: a status, or too few processes with clean blocks of both."""
     if cell.speedup is None:
         return "few clean" if cell.status == "ok" else cell.status
-    return f"{cell.speedup.centre:.3g}x" + (GATE_MARK if cell.status == "incorrect" else "")
+    return f"{times(cell.speedup.centre)}x" + (GATE_MARK if cell.status == "incorrect" else "")

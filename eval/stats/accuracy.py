@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rooflane.eval.check.gate import BIN_EDGES, TILE, TruthCheck
-from rooflane.eval.record.records import Record
+from rooflane.eval.record.records import BIN_EDGES, TILE, Record, TruthCheck
 
 COLUMNS = ("input", "use", "headroom", "max / eager's", "rms / eager's", "worst tile", "compared")
 

@@ -9,15 +9,13 @@ from statistics import fmean, median
 from typing import Any
 
 from rooflane.eval.record.records import ANCHOR, COPY_PREFIX, EAGER, NOOP, Record, RunMeta, Timing
-from rooflane.eval.stats.clocks import dividend, hidden_ns, launch_share
 from rooflane.eval.stats.contamination import Contamination
-from rooflane.eval.stats.estimator import Estimate, shape_logs
+from rooflane.eval.stats.estimator import Estimate, Paired, pair_arms
 from rooflane.eval.stats.figures import JUDGED_KINDS, NULL, REFERENCE, Cell, Spread
-from rooflane.eval.stats.floor import Floors
-from rooflane.eval.stats.intervals import Interval, TimesError, median_ns, paired_log_ratio, t_interval
+from rooflane.eval.stats.intervals import Interval, t_interval
 from rooflane.eval.stats.price import break_even_calls, price_interval, price_per_1e9, throughput
-from rooflane.eval.stats.rounds import Rounds
-from rooflane.eval.stats.verdict import Verdict, judge
+from rooflane.eval.stats.rounds import Rounds, dividend, hidden_ns, launch_share
+from rooflane.eval.stats.verdict import Floors, Verdict, judge
 
 # An arm is as bad as its worst process: one failure among eight is a failure.
 SEVERITY = ("ok", "skipped", "infeasible", "unsupported", "oom", "error", "incorrect")
@@ -36,56 +34,30 @@ class Measured:
         """Return an arm's rows on a shape by process."""
         return self.by_cell.get((shape, arm), {})
 
-    def medians(self, shape: str, arm: str) -> dict[int, float]:
-        """Return each process's median event nanoseconds of a call, over the medians of its clean rounds.
+    def pair(self, shape: str, base: str, arm: str) -> Paired:
+        """Return two arms on a shape by pairs of clean blocks."""
+        return pair_arms(self.rounds, shape, base, arm, self.contamination)
 
-        Of the chunked reference, the sum over all batch elements; where not every one was timed, the mean of those
-        that were stands for the rest.
+    def times(self, shape: str, arm: str) -> dict[int, float]:
+        """Return each process's nanoseconds of a call: the geometric mean of its clean rounds' medians.
+
+        A process without a clean block is left out, unless none has one. Of the chunked reference, the sum over all
+        batch elements; where not every one was timed, the mean of those that were stands for the rest.
         """
-        found = {}
+        found, all_rounds = {}, {}
         for process, medians in self.rounds.of(shape, arm).items():
-            dropped = self.contamination.at(shape, process)
-            kept = [value for index, value in enumerate(medians) if value is not None and index // 2 not in dropped]
-            kept = kept or [value for value in medians if value is not None]
             timing = self.rows(shape, arm)[process].timing
             if timing.elements_total:
                 found[process] = fmean(timing.event_ns[0]) * timing.elements_total
-            elif kept:
-                found[process] = median(kept)
-        return found
-
-
-def process_medians(records: Mapping[int, Record]) -> dict[int, float]:
-    """Return each process's median event nanoseconds, over the rounds' medians; impossible times are left out.
-
-    A control's empty round is one it sat out.
-    """
-    medians = {}
-    for process, record in records.items():
-        try:
-            if record.timing:
-                medians[process] = median([median_ns(part) for part in record.timing.event_ns if part])
-        except TimesError:
-            continue
-    return medians
-
-
-def log_ratios(base: Mapping[int, Record], arm: Mapping[int, Record]) -> dict[int, float]:
-    """Return each process's log-ratio of two arms timed beside each other, positive where `arm` is faster.
-
-    A process in which either was not timed, or shows an impossible time, has none. For rows outside a campaign's own
-    estimates; those go through `shape_logs`, which also knows the dropped blocks.
-    """
-    ratios = {}
-    for process in sorted(base.keys() & arm.keys()):
-        first, second = base[process].timing, arm[process].timing
-        if first is None or second is None:
-            continue
-        try:
-            ratios[process] = paired_log_ratio(first.event_ns, second.event_ns)
-        except TimesError:
-            continue
-    return ratios
+                continue
+            dropped = self.contamination.at(shape, process)
+            taken = {index: math.log(value) for index, value in enumerate(medians) if value is not None}
+            clean = [log for index, log in taken.items() if index // 2 not in dropped]
+            if clean:
+                found[process] = math.exp(fmean(clean))
+            if taken:
+                all_rounds[process] = math.exp(fmean(taken.values()))
+        return found or all_rounds
 
 
 def make_cell(measured: Measured, shape: str, name: str) -> Cell:
@@ -97,11 +69,14 @@ def make_cell(measured: Measured, shape: str, name: str) -> Cell:
     worst = max(rows, key=lambda row: SEVERITY.index(row.status))
     checks = [row.verification for row in rows if row.verification]
     timed = [row.timing for row in rows if row.timing]
-    medians = measured.medians(shape, name)
-    event = spread(medians.values())
+    times, base, speedup = _against(measured, shape, name)
     planned = next((row for row in rows if row.family), rows[0])
     status, reason = worst.status, worst.reason
-    if status == "ok" and timed and len(medians) < len(timed):
+    if (
+        status == "ok"
+        and timed
+        and not measured.rounds.of(shape, name).keys() >= {row.process for row in rows if row.timing}
+    ):
         status, reason = "error", "a call was timed at zero or less, which no real call takes"
     cell = Cell(
         arm=name,
@@ -109,16 +84,15 @@ def make_cell(measured: Measured, shape: str, name: str) -> Cell:
         status=status,
         reason=reason,
         processes=len(timed),
-        event_ms=event,
+        event_ms=_event_spread(times),
+        base_ms=base,
         host_ms=spread(median(sum(timing.host_ns, [])) for timing in timed if any(timing.host_ns)),
         device_ms=spread(median(timing.device_ns) for timing in timed if timing.device_ns),
         idle_ms=spread(median(timing.idle_ns) for timing in timed if timing.idle_ns),
         cold_ms=spread(median(timing.cold_ns) for timing in timed if timing.cold_ns),
         rotating_ms=spread(median(timing.rotating_ns) for timing in timed if timing.rotating_ns),
         harness_ms=spread(median(timing.harness_ns) for timing in timed if timing.harness_ns),
-        bare_ms=spread(median(sum(timing.bare_ns, [])) for timing in timed if timing.bare_eager_ns),
-        bare_eager_ms=spread(median(sum(timing.bare_eager_ns, [])) for timing in timed if timing.bare_eager_ns),
-        speedup=_speedup(measured, shape, name),
+        speedup=speedup,
         launch_share=launch_share(timed),
         use=max((check.gate.use for check in checks if check.gate), default=None),
         setup_s=max((row.setup_s for row in rows if row.setup_s is not None), default=None),
@@ -136,7 +110,7 @@ def make_cell(measured: Measured, shape: str, name: str) -> Cell:
         predicted_peak_bytes=planned.predicted_peak_bytes,
         measured_peak_bytes=max((row.measured_peak_bytes or 0 for row in rows), default=0) or None,
     )
-    return _priced(cell, meta, medians, timed)
+    return _priced(cell, meta, times, timed)
 
 
 def judged(cell: Cell, measured: Measured, shape: str, found: Estimate, floors: Floors, claims: bool) -> Cell:
@@ -153,13 +127,12 @@ def judged(cell: Cell, measured: Measured, shape: str, found: Estimate, floors: 
     if claims and cell.status == "ok" and not cell.integrity:
         judgement = judge(one.interval, floor, holm_p=one.holm_p)
         verdict, why = judgement.verdict, judgement.why
-    eager = measured.medians(shape, EAGER)
     nulls = [row.timing for name in (EAGER, NULL) for row in measured.rows(shape, name).values() if row.timing]
     hidden = hidden_ns([row.timing for row in arm.values() if row.timing], nulls)
     calls = None
-    if verdict != Verdict.NONE and cell.setup_s is not None and cell.event_ms and eager:
+    if verdict != Verdict.NONE and cell.setup_s is not None and cell.event_ms and cell.base_ms:
         faster = verdict == Verdict.FASTER
-        calls = break_even_calls(cell.setup_s, median(eager.values()) / 1e9, cell.event_ms.median / 1e3, faster=faster)
+        calls = break_even_calls(cell.setup_s, cell.base_ms / 1e3, cell.event_ms.centre / 1e3, faster=faster)
     return replace(
         cell,
         speedup=one.interval,
@@ -174,9 +147,20 @@ def judged(cell: Cell, measured: Measured, shape: str, found: Estimate, floors: 
 
 
 def spread(values: Iterable[float]) -> Spread | None:
-    """Return nanoseconds, one value per process, as a spread in milliseconds."""
+    """Return nanoseconds, one value per process, as a spread in milliseconds round their median."""
     found = sorted(values)
     return Spread(median(found) / 1e6, found[0] / 1e6, found[-1] / 1e6) if found else None
+
+
+def _event_spread(times: Mapping[int, float]) -> Spread | None:
+    """Return event nanoseconds by process as a spread in milliseconds round their geometric mean."""
+    found = spread(times.values())
+    return found and replace(found, centre=_geometric_mean(times.values()) / 1e6)
+
+
+def _geometric_mean(values: Iterable[float]) -> float:
+    """Return the geometric mean of positive values."""
+    return math.exp(fmean(map(math.log, values)))
 
 
 def distinct(texts: Iterable[str]) -> tuple[str, ...]:
@@ -184,14 +168,14 @@ def distinct(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(texts))
 
 
-def _priced(cell: Cell, meta: RunMeta, medians: Mapping[int, float], timed: Sequence[Timing]) -> Cell:
+def _priced(cell: Cell, meta: RunMeta, times: Mapping[int, float], timed: Sequence[Timing]) -> Cell:
     """Return the cell with its throughput in valid tokens and its price."""
     if cell.status != "ok" or cell.event_ms is None or cell.kind not in JUDGED_KINDS:
         return cell
     valid = fmean(timing.valid_tokens for timing in timed)
     if valid <= 0:
         return cell
-    rate = throughput({process: value / 1e9 for process, value in medians.items()}, valid)
+    rate = throughput({process: value / 1e9 for process, value in times.items()}, valid)
     tokens = rate.centre
     if not meta.price_per_hour:
         return replace(cell, tokens_per_s=tokens)
@@ -213,22 +197,29 @@ def _kind(meta: RunMeta, name: str) -> str:
     return "copy" if name.startswith(COPY_PREFIX) else "candidate"
 
 
-def _speedup(measured: Measured, shape: str, name: str) -> Interval | None:
-    """Return an arm's speedup with its interval: over eager by pairs, over the chunked reference by totals.
+def _against(measured: Measured, shape: str, name: str) -> tuple[dict[int, float], float | None, Interval | None]:
+    """Return an arm's nanoseconds by process, what it is compared with in ms, and its speedup over that.
 
-    A copy's is the candidate's over it: its own null.
+    All three come from the same processes and blocks, so the second over the first is the third. An arm is compared
+    with eager, and with the chunked reference where eager has no time. Of a copy, the candidate is compared with it:
+    its own null.
     """
+    own = measured.times(shape, name)
     if name in (EAGER, REFERENCE, NOOP, ANCHOR):
-        return None
+        return own, None, None
     if name.startswith(COPY_PREFIX):
-        own = name.removeprefix(COPY_PREFIX)
-        logs, _ = shape_logs(measured.rounds, shape, name, own, measured.contamination)
-    elif measured.rounds.of(shape, EAGER) or not measured.rounds.of(shape, REFERENCE):
-        logs, _ = shape_logs(measured.rounds, shape, EAGER, name, measured.contamination)
+        logs = measured.pair(shape, name, name.removeprefix(COPY_PREFIX)).logs
+        return own, None, t_interval(list(logs.values())) if logs else None
+    if measured.rounds.of(shape, EAGER) or not measured.rounds.of(shape, REFERENCE):
+        pair = measured.pair(shape, EAGER, name)
+        sides = [{process: math.exp(log) for process, log in side.items()} for side in (pair.base, pair.arm)]
     else:
-        mine, totals = measured.medians(shape, name), measured.medians(shape, REFERENCE)
-        logs = {process: math.log(totals[process] / mine[process]) for process in mine.keys() & totals.keys()}
-    return t_interval([logs[process] for process in sorted(logs)]) if logs else None
+        totals = measured.times(shape, REFERENCE)
+        sides = [{process: side[process] for process in own if process in totals} for side in (totals, own)]
+    base, arm = sides
+    if not arm:
+        return own, None, None
+    return arm, _geometric_mean(base.values()) / 1e6, t_interval([math.log(base[p] / arm[p]) for p in base])
 
 
 def _counts(timed: Sequence[Timing]) -> str:

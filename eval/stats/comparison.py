@@ -3,21 +3,72 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from rooflane.eval.exit_codes import EvaluationError, ExitCode
 from rooflane.eval.record.nulls import machine_of, software_of
 from rooflane.eval.record.records import EAGER
-from rooflane.eval.record.run import Run
-from rooflane.eval.stats.comparison_side import Side, find_side
 from rooflane.eval.stats.estimator import Estimate, ShapeEstimate, estimate, welch_by_shape
+from rooflane.eval.stats.evidence import Evidence
 from rooflane.eval.stats.figures import required
-from rooflane.eval.stats.floor import Floor, Floors, find_floors
 from rooflane.eval.stats.intervals import Interval, welch_interval
-from rooflane.eval.stats.verdict import MARGIN, Verdict, judge, judge_campaign
+from rooflane.eval.stats.run import Run, open_run
+from rooflane.eval.stats.verdict import MARGIN, Floor, Floors, Verdict, find_floors, judge, judge_campaign
+
+SEPARATOR = "::"
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """One arm of one run."""
+
+    label: str
+    run: Run
+    arm: str
+    evidence: Evidence
+
+    def owes(self, shape: str) -> bool:
+        """Tell whether the run planned the arm on a shape: controls and copies only run where eager fits."""
+        meta = self.run.meta
+        return all(found.id != shape for found in meta.shape_list()) or self.arm in meta.planned(0, shape)
+
+    def unusable(self, shape: str) -> str:
+        """Return why the arm cannot be compared on a shape, empty when it can."""
+        rows = list(self.evidence.measured.rows(shape, self.arm).values())
+        if not self.evidence.measured.rounds.of(shape, self.arm):
+            return f"not measured by {self.label}"
+        if any(row.integrity for row in rows):
+            return f"{self.label} shows evidence of manipulation"
+        if any(row.status == "incorrect" and row.kind == "candidate" for row in rows):
+            return f"{self.label} is wrong"
+        return ""
+
+    def processes(self, shapes: Sequence[str]) -> set[int]:
+        """Return the processes that timed the arm on any of some shapes."""
+        return {process for shape in shapes for process in self.evidence.measured.rounds.of(shape, self.arm)}
+
+    def logs(self, shape: str) -> dict[int, float]:
+        """Return the mean log of the event nanoseconds by process, as reports print it."""
+        return {process: math.log(ns) for process, ns in self.evidence.measured.times(shape, self.arm).items()}
+
+
+def find_side(text: str, run: Run | None) -> Side:
+    """Find the run and arm a text names."""
+    place, separator, arm = text.partition(SEPARATOR)
+    if run is not None and not separator and not Path(place).is_dir():
+        place, arm = "", place
+    found = open_run(place) if place else run
+    arm = arm or found.meta.candidates[0]
+    records = found.records()
+    if not any(record.arm == arm for record in records):
+        known = ", ".join(dict.fromkeys(record.arm for record in records)) or "none yet"
+        raise EvaluationError(f"{text}: run {found.meta.id} has no arm {arm!r}; it has: {known}")
+    return Side(f"{found.meta.id}{SEPARATOR}{arm}", found, arm, Evidence.of(found.meta, records))
+
 
 # Settings that decide how many calls a figure rests on.
 TIMED_BY = ("budget_s", "rounds", "repeats", "warmups")
@@ -76,7 +127,8 @@ def compare(a: str, b: str, *, run: Run | None = None, margin: float = MARGIN) -
     if not shapes:
         why = "; ".join(f"shape {shape}: {reason}" for shape, reason in left_out.items()) or "neither has a row"
         raise EvaluationError(f"{left.label} and {right.label} have no shape that both measured ({why})")
-    estimates, geomean = (_by_pairs if paired else _by_welch)(left, right, shapes)
+    estimates, geomean, times = (_by_pairs if paired else _by_welch)(left, right, shapes)
+    left_out |= {shape: "no clean block holds both" for shape in shapes if shape not in estimates}
     geomean = None if left_out else geomean
     floors = _floors(left, right, shapes, paired)
     contaminated = _contaminated(left, right, floors)
@@ -84,7 +136,7 @@ def compare(a: str, b: str, *, run: Run | None = None, margin: float = MARGIN) -
     quick = any(side.run.meta.settings["quick"] for side in (left, right))
     judged = _Terms(processes, quick, contaminated, _unlike(left, right), margin)
     pairs = [
-        Pair(shape, _ms(left, shape), _ms(right, shape), one.interval, *judged.shape(one, floors.shapes.get(shape)))
+        Pair(shape, *times[shape], one.interval, *judged.shape(one, floors.shapes.get(shape)))
         for shape, one in estimates.items()
     ]
     verdict, why = judged.mean(geomean, floors.geomean)
@@ -162,25 +214,30 @@ def _common(left: Side, right: Side) -> tuple[list[str], dict[str, str]]:
     return common, left_out
 
 
-def _by_pairs(left: Side, right: Side, shapes: Sequence[str]) -> tuple[dict[str, ShapeEstimate], Interval | None]:
-    """Return the estimates of arms timed beside each other, over the processes that timed both anywhere."""
+Found = tuple[dict[str, ShapeEstimate], Interval | None, dict[str, tuple[float, float]]]
+
+
+def _by_pairs(left: Side, right: Side, shapes: Sequence[str]) -> Found:
+    """Return the estimates of arms timed beside each other, and both times in ms over the same processes and blocks."""
     processes = sorted(left.processes(shapes) & right.processes(shapes))
     measured = left.evidence.measured
     found = estimate(measured.rounds, shapes, right.arm, left.arm, processes, measured.contamination)
-    return dict(found.shapes), found.geomean
+    pairs = {shape: measured.pair(shape, right.arm, left.arm) for shape in found.shapes}
+    return dict(found.shapes), found.geomean, {shape: (_ms(one.arm), _ms(one.base)) for shape, one in pairs.items()}
 
 
-def _by_welch(left: Side, right: Side, shapes: Sequence[str]) -> tuple[dict[str, ShapeEstimate], Interval | None]:
-    """Return the estimates of arms timed in different processes."""
-    logs = {shape: tuple(list(side.logs(shape).values()) for side in (right, left)) for shape in shapes}
+def _by_welch(left: Side, right: Side, shapes: Sequence[str]) -> Found:
+    """Return the estimates of arms timed in different processes, and both times in ms, each over its own processes."""
+    logs = {shape: [side.logs(shape) for side in (left, right)] for shape in shapes}
+    estimates = welch_by_shape({shape: (list(b.values()), list(a.values())) for shape, (a, b) in logs.items()})
+    times = {shape: (_ms(a), _ms(b)) for shape, (a, b) in logs.items()}
     means = []
-    for side in (right, left):
-        found = [side.logs(shape) for shape in shapes]
-        processes = side.processes(shapes)
-        if any(process not in one for one in found for process in processes):
-            return welch_by_shape(logs), None
-        means.append([fmean(one[process] for one in found) for process in sorted(processes)])
-    return welch_by_shape(logs), welch_interval(*means)
+    for index, side in ((1, right), (0, left)):
+        processes = sorted(side.processes(shapes))
+        if any(process not in logs[shape][index] for shape in shapes for process in processes):
+            return estimates, None, times
+        means.append([fmean(logs[shape][index][process] for shape in shapes) for process in processes])
+    return estimates, welch_interval(*means), times
 
 
 def _floors(left: Side, right: Side, shapes: Sequence[str], paired: bool) -> Floors:
@@ -249,6 +306,6 @@ def _notes(left: Side, right: Side) -> tuple[str, ...]:
     return tuple(dict.fromkeys(notes))
 
 
-def _ms(side: Side, shape: str) -> float:
-    """Return the geometric mean over processes of the median call, in milliseconds."""
-    return math.exp(fmean(side.logs(shape).values())) / 1e6
+def _ms(logs: Mapping[int, float]) -> float:
+    """Return the geometric mean of nanoseconds in milliseconds, from their logs by process."""
+    return math.exp(fmean(logs.values())) / 1e6

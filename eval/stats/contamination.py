@@ -9,17 +9,16 @@ from statistics import median
 from typing import Any
 
 from rooflane.eval.record.records import ANCHOR, EAGER, NOOP
-from rooflane.eval.stats.rounds import Place, Rounds
+from rooflane.eval.stats.rounds import TICK_NS, Place, Rounds
 
 # Above this share of dropped blocks the campaign has no figure worth a verdict.
 MOST_DROPPED = 0.2
 # A block counts as slowed when its clock is under this share of the campaign's median.
 LEAST_CLOCK = 0.75
 MADS = 5
-# Nearer to the median than this is no disturbance, however still the rest of the campaign stood: the share a verdict
-# could not rest on anyway, and a tick of the event clock (1.024 us), which a no-op may fall on either side of.
+# A block this near to the median is not disturbed, however steady the other blocks are: no verdict rests on 2%, and
+# a no-op may fall on either side of a tick.
 LEAST_SHARE = 0.02
-TICK_NS = 1200.0
 # Reasons a driver reports for a clock that was chosen, not forced down.
 CHOSEN_CLOCKS = {"ApplicationsClocksSetting", "DisplayClockSetting", "GpuIdle", "None", "SyncBoost"}
 # The board's power limit: what heavy work meets by itself, unlike heat or a slowdown from outside.

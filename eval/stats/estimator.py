@@ -12,7 +12,7 @@ from rooflane.eval.stats.intervals import (
     CONFIDENCE,
     Interval,
     TimesError,
-    block_mean,
+    block_means,
     holm,
     sign_flip_p,
     t_interval,
@@ -52,25 +52,40 @@ class Estimate:
     excused: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
 
-def shape_logs(
-    rounds: Rounds, shape: str, base: str, arm: str, contamination: Contamination = CLEAN
-) -> tuple[dict[int, float], set[int]]:
-    """Return log(base / arm) by process, and the processes that were timed but have no clean block left."""
-    logs: dict[int, float] = {}
-    spoilt: set[int] = set()
+@dataclass(frozen=True)
+class Paired:
+    """Two arms on one shape: the mean log-nanoseconds of each by process, over the same clean blocks.
+
+    `disturbed` are the processes that timed both arms and have no clean block.
+    """
+
+    base: Mapping[int, float] = field(default_factory=dict)
+    arm: Mapping[int, float] = field(default_factory=dict)
+    disturbed: frozenset[int] = frozenset()
+
+    @property
+    def logs(self) -> dict[int, float]:
+        """The log-ratio by process, positive where `arm` is faster."""
+        return {process: self.base[process] - self.arm[process] for process in self.base}
+
+
+def pair_arms(rounds: Rounds, shape: str, base: str, arm: str, contamination: Contamination = CLEAN) -> Paired:
+    """Pair two arms on a shape, process by process and block by block."""
+    means: tuple[dict[int, float], dict[int, float]] = {}, {}
+    disturbed = set()
     first, second = rounds.of(shape, base), rounds.of(shape, arm)
     for process in sorted(first.keys() & second.keys()):
-        pairs = [first[process], second[process]]
-        gaps = {index // 2 for medians in pairs for index, value in enumerate(medians) if value is None}
+        medians = [first[process], second[process]]
+        gaps = {index // 2 for values in medians for index, value in enumerate(values) if value is None}
         try:
-            found = block_mean(*pairs, dropped=contamination.at(shape, process) | gaps)
+            found = block_means(*medians, dropped=contamination.at(shape, process) | gaps)
         except TimesError:
             continue
         if found is None:
-            spoilt.add(process)
+            disturbed.add(process)
         else:
-            logs[process] = found
-    return logs, spoilt
+            means[0][process], means[1][process] = found
+    return Paired(*means, frozenset(disturbed))
 
 
 def estimate(
@@ -89,8 +104,9 @@ def estimate(
     logs: dict[str, dict[int, float]] = {}
     excused: dict[int, tuple[str, ...]] = {}
     for shape in shapes:
-        logs[shape], spoilt = shape_logs(rounds, shape, base, arm, contamination)
-        excused |= {process: (*excused.get(process, ()), shape) for process in spoilt}
+        pair = pair_arms(rounds, shape, base, arm, contamination)
+        logs[shape] = pair.logs
+        excused |= {process: (*excused.get(process, ()), shape) for process in pair.disturbed}
     found = combine(logs, [process for process in processes if process not in excused])
     return replace(found, excused=dict(sorted(excused.items())))
 

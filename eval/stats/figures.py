@@ -10,9 +10,8 @@ from rooflane.eval.exit_codes import ExitCode
 from rooflane.eval.record.records import EAGER, RunMeta
 from rooflane.eval.stats.contamination import Contamination
 from rooflane.eval.stats.estimator import ShapeEstimate
-from rooflane.eval.stats.floor import Floor
 from rooflane.eval.stats.intervals import Interval
-from rooflane.eval.stats.verdict import Verdict
+from rooflane.eval.stats.verdict import Floor, Verdict
 from rooflane.shapes import Shape
 
 if TYPE_CHECKING:
@@ -33,16 +32,23 @@ TRUSTED_KINDS = (*JUDGED_KINDS, "copy")
 
 @dataclass(frozen=True)
 class Spread:
-    """A time in milliseconds: the median over processes of the per-process medians, and their range."""
+    """A time in milliseconds with its range over processes.
 
-    median: float
+    `centre` is the geometric mean over processes for event time, which speedups divide, and the median for the others.
+    """
+
+    centre: float
     low: float
     high: float
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One arm on one shape, over all processes; figures are None where nothing was timed."""
+    """One arm on one shape, over all processes; figures are None where nothing was timed.
+
+    `base_ms` is what the arm is compared with, eager or the chunked reference, in the same processes and blocks as
+    `event_ms`: `base_ms / event_ms.centre` is the centre of `speedup`.
+    """
 
     arm: str
     kind: str
@@ -50,14 +56,13 @@ class Cell:
     reason: str = ""
     processes: int = 0
     event_ms: Spread | None = None
+    base_ms: float | None = None
     host_ms: Spread | None = None
     device_ms: Spread | None = None
     idle_ms: Spread | None = None
     cold_ms: Spread | None = None
     rotating_ms: Spread | None = None
     harness_ms: Spread | None = None
-    bare_ms: Spread | None = None
-    bare_eager_ms: Spread | None = None
     speedup: Interval | None = None
     estimate: ShapeEstimate | None = None
     floor: Floor | None = None
@@ -144,6 +149,8 @@ class Headline:
     mix_tokens_per_s: Interval | None = None
     mix_price: Interval | None = None
     partial: int = 0
+    oversize: int = 0
+    not_run: int = 0
     excused: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
 
@@ -186,6 +193,22 @@ class Summary:
         if self.unmeasured and not lines:
             lines.append("nothing was measured: every shape was left out, for the reasons beside it")
         return lines
+
+    @property
+    def state(self) -> str:
+        """What the run amounts to, in one line for a reader."""
+        if self.exit_code() != ExitCode.COMPLETE:
+            return _STATES[self.exit_code()]
+        if self.not_run:
+            ran = len(self.rows) - len(self.not_run)
+            return f"every checked output correct on {ran} of {len(self.rows)} shapes; {len(self.not_run)} not run"
+        return "complete, every checked output correct"
+
+    @property
+    def not_run(self) -> tuple[str, ...]:
+        """The shapes on which neither eager nor any candidate has a time, by id."""
+        arms = (EAGER, *self.meta.candidates)
+        return tuple(row.shape.id for row in self.rows if not any(row.cells[arm].event_ms for arm in arms))
 
     @property
     def unmeasured(self) -> bool:
@@ -243,6 +266,13 @@ class Summary:
         return [(row, cell) for row in self.rows for cell in row.cells.values() if cell.kind in kinds]
 
 
+_STATES = {
+    ExitCode.INCORRECT: "a candidate's output is wrong",
+    ExitCode.CONTRACT: "correct, but a candidate breaks a promise to its caller",
+    ExitCode.INCOMPLETE: "incomplete: planned rows are missing or failed",
+    ExitCode.INTEGRITY: "there is evidence of manipulation",
+    ExitCode.CONTAMINATED: "the machine was disturbed too much for a verdict",
+}
 _SAID = {"incorrect": "wrong", "error": "in error", "oom": "out of memory", "unsupported": "not supported"}
 
 

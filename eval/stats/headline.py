@@ -9,9 +9,9 @@ from statistics import fmean
 from typing import Any
 
 from rooflane.eval.record.records import EAGER
-from rooflane.eval.stats.assess import Assessment
 from rooflane.eval.stats.cells import Measured
 from rooflane.eval.stats.estimator import Estimate
+from rooflane.eval.stats.evidence import Assessment
 from rooflane.eval.stats.figures import Headline, ShapeRow
 from rooflane.eval.stats.intervals import Interval, t_interval
 from rooflane.eval.stats.price import mix_throughput, price_interval
@@ -24,16 +24,19 @@ PENALTY = 1.0
 def make_headline(
     measured: Measured,
     candidate: str,
-    counted: Sequence[ShapeRow],
+    rows: Sequence[ShapeRow],
+    shapes: Sequence[str],
     assessed: Assessment,
     fact: tuple[str, str] | None,
-    partial: int = 0,
 ) -> Headline:
-    """Return a candidate's headline over the shapes that count.
+    """Return a candidate's headline; `shapes` are the ids of the rows that count.
 
-    `fact` is a verdict and its reason that come before what the times say: an output or a state found wrong. `partial`
-    shapes were timed in some processes only.
+    `fact` is a verdict and its reason that come before what the times say: an output or a state found wrong.
     """
+    counted = [row for row in rows if row.shape.id in shapes]
+    others = [row for row in rows if row.shape.id not in shapes]
+    partial = sum(row.eager.event_ms is not None for row in others)
+    oversize = sum(row.eager.event_ms is None and row.cells[candidate].event_ms is not None for row in others)
     found, judgement = assessed.estimate, assessed.judgement
     passed = [row for row in counted if row.cells[candidate].status == "ok" and row.cells[candidate].event_ms]
     eager_null, copy_null = assessed.nulls.get(EAGER), assessed.nulls.get(candidate)
@@ -49,6 +52,8 @@ def make_headline(
         copy_null=copy_null and copy_null.geomean,
         floor=assessed.floors.geomean,
         partial=partial,
+        oversize=oversize,
+        not_run=len(others) - partial - oversize,
     )
     if len(passed) < len(counted):
         why = f"only {len(passed)} of {len(counted)} shapes passed; no mean is formed over the rest"
@@ -106,7 +111,7 @@ def _mix(measured: Measured, candidate: str, counted: Sequence[ShapeRow]) -> Int
     seconds, tokens = {}, {}
     for row in counted:
         name = row.shape.id
-        seconds[name] = {process: value / 1e9 for process, value in measured.medians(name, candidate).items()}
+        seconds[name] = {process: value / 1e9 for process, value in measured.times(name, candidate).items()}
         timed = [record.timing for record in measured.rows(name, candidate).values() if record.timing]
         tokens[name] = fmean(timing.valid_tokens for timing in timed)
     return mix_throughput(seconds, tokens)

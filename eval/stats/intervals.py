@@ -47,27 +47,30 @@ def median_ns(samples: Sequence[int]) -> float:
 
 
 def paired_log_ratio(base: Sequence[Sequence[int]], arm: Sequence[Sequence[int]]) -> float:
-    """Return the mean over rounds of log(median base / median arm), positive where the arm is faster.
+    """Return the log of how many times faster `arm` is than `base`, from the nanoseconds `[round][call]` of each.
 
-    Rounds come in mirrored pairs, the second in reversed order, so a linear drift of the machine cancels within a
-    pair. Raises `TimesError` on an odd or unequal number of rounds and on impossible times.
+    Raises `TimesError` on an odd or unequal number of rounds and on impossible times.
     """
-    logs = block_mean([median_ns(part) for part in base], [median_ns(part) for part in arm])
-    return 0.0 if logs is None else logs
+    first, second = block_means([median_ns(part) for part in base], [median_ns(part) for part in arm])
+    return first - second
 
 
-def block_mean(
+def block_means(
     base: Sequence[float], arm: Sequence[float], dropped: frozenset[int] | set[int] = frozenset()
-) -> float | None:
-    """Return the mean over blocks of log(base / arm), both given as one median a round; None when no block is left.
+) -> tuple[float, float] | None:
+    """Return the mean log of each arm over the same blocks, from one median a round; None when no block is left.
 
-    Rounds 2i and 2i + 1 are the mirrored halves of block i; a dropped block loses both halves of both arms. Raises
+    Rounds 2i and 2i + 1 are the mirrored halves of block i, the second in reversed order, so a linear drift of the
+    machine cancels within a block. A dropped block loses both halves of both arms. The difference of the two means is
+    the log-ratio of the arms; the exponentials of the means are the times that a report prints beside it. Raises
     `TimesError` on rounds that cannot be paired.
     """
     if len(base) != len(arm) or len(base) % 2 or not base:
         raise TimesError(f"{len(base)} and {len(arm)} rounds cannot be paired; both need the same even number")
-    logs = [math.log(b / a) for i, (b, a) in enumerate(zip(base, arm, strict=True)) if i // 2 not in dropped]
-    return fmean(logs) if logs else None
+    kept = [index for index in range(len(base)) if index // 2 not in dropped]
+    if not kept:
+        return None
+    return fmean(math.log(base[index]) for index in kept), fmean(math.log(arm[index]) for index in kept)
 
 
 def t_interval(logs: Sequence[float], confidence: float = CONFIDENCE) -> Interval:

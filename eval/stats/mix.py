@@ -9,10 +9,10 @@ from statistics import fmean
 
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.record.records import EAGER
-from rooflane.eval.record.run import Run
 from rooflane.eval.stats.evidence import Evidence
 from rooflane.eval.stats.intervals import Interval, t_interval
 from rooflane.eval.stats.price import mix_throughput, price_interval
+from rooflane.eval.stats.run import Run
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def price_mix(
         for name in wanted
     }
     seconds = {
-        side: {name: {process: ns / 1e9 for process, ns in measured.medians(name, side).items()} for name in wanted}
+        side: {name: {process: ns / 1e9 for process, ns in measured.times(name, side).items()} for name in wanted}
         for side in (arm, EAGER)
     }
     rates = {side: mix_throughput(found, tokens, wanted) for side, found in seconds.items()}

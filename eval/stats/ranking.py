@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from rooflane.eval.record.records import Record, RunMeta
-from rooflane.eval.stats.cells import log_ratios
+from rooflane.eval.stats.cells import Measured
+from rooflane.eval.stats.estimator import estimate
 from rooflane.eval.stats.figures import ShapeRow
 from rooflane.eval.stats.intervals import Interval, t_interval
-
-Rows = dict[tuple[str, str], dict[int, Record]]
 
 
 @dataclass(frozen=True)
@@ -31,13 +29,14 @@ class Place:
     why: str = ""
 
 
-def rank(meta: RunMeta, shapes: Sequence[ShapeRow], rows: Rows) -> tuple[Place, ...]:
+def rank(measured: Measured, shapes: Sequence[ShapeRow]) -> tuple[Place, ...]:
     """Return the candidates of a run, the fastest first; none for a run of one.
 
     Ranked are those with a right output and a time on every shape eager was timed on, in every process: a failed shape
-    takes the rank away. Two are compared as `rooflane compare` compares them: process by process, mirrored round by
-    mirrored round, the mean over the shapes with Student's t over the processes.
+    takes the rank away. Two are compared as `rooflane compare` compares them: by pairs of clean blocks in each process,
+    the mean over the shapes with Student's t over the processes.
     """
+    meta = measured.meta
     if len(meta.candidates) < 2:
         return ()
     processes = range(meta.settings["processes"])
@@ -57,9 +56,13 @@ def rank(meta: RunMeta, shapes: Sequence[ShapeRow], rows: Rows) -> tuple[Place, 
 
     def against(slow: str, fast: str) -> list[float]:
         """Return log(time of slow / time of fast), the mean over the shapes, process by process."""
-        ratios = [log_ratios(rows[row.shape.id, slow], rows[row.shape.id, fast]) for row in counted]
-        return [fmean(found[process] for found in ratios) for process in processes]
+        ids = [row.shape.id for row in counted]
+        found = estimate(measured.rounds, ids, slow, fast, processes, measured.contamination)
+        return list(found.per_process.values())
 
+    if complete and not against(complete[0], complete[0]):
+        unranked += [Place(name, None, why="no process has clean blocks of every shape") for name in complete]
+        complete = []
     if not complete:
         return tuple(unranked)
     order = sorted(complete, key=lambda name: fmean(against(name, complete[0])))

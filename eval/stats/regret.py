@@ -15,9 +15,10 @@ from typing import Any
 from rooflane.dispatch import Profile, RouteError, RuleTable, route
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.record.records import EAGER, Record
-from rooflane.eval.record.run import Run
+from rooflane.eval.stats.estimator import pair_arms
 from rooflane.eval.stats.intervals import Interval, t_interval
-from rooflane.eval.stats.summary import log_ratios
+from rooflane.eval.stats.rounds import Rounds, rounds_of
+from rooflane.eval.stats.run import Run
 
 LEAST_PROCESSES = 2
 Logs = dict[str, dict[int, float]]  # by arm and process: log of its speedup over eager
@@ -75,14 +76,17 @@ def regret(run: Run, table: RuleTable) -> Regret:
             f"{run.folder}: has one process, and the best family must be judged on another than it was chosen on; "
             "measure again with --processes 2 or more"
         )
+    records = run.records()
+    # Every process must judge the choice, so no block is dropped here.
+    rounds = rounds_of(records)
     rows: dict[tuple[str, str], dict[int, Record]] = {}
-    for record in run.records():
+    for record in records:
         rows.setdefault((record.shape_id, record.arm), {})[record.process] = record
     profile = Profile.model_validate(run.meta.profile)
     counted: list[tuple[ShapeRegret, Logs, list[float], list[float]]] = []
     left_out: dict[str, str] = {}
     for shape in run.meta.shape_list():
-        logs = _usable_logs(run, shape.id, rows, processes)
+        logs = _usable_logs(run, shape.id, rows, rounds, processes)
         try:
             chosen = route(shape, profile, table)
         except RouteError as error:
@@ -168,7 +172,11 @@ def _over_shapes(
 
 
 def _usable_logs(
-    run: Run, shape: str, rows: dict[tuple[str, str], dict[int, Record]], processes: Sequence[int]
+    run: Run,
+    shape: str,
+    rows: dict[tuple[str, str], dict[int, Record]],
+    rounds: Rounds,
+    processes: Sequence[int],
 ) -> Logs:
     """Return the log-speedups of the family arms that were right and timed in every process."""
     logs = {}
@@ -176,7 +184,7 @@ def _usable_logs(
         found = rows.get((shape, arm), {})
         right = all(process in found and found[process].status == "ok" for process in processes)
         if right and found[processes[0]].family:
-            ratios = log_ratios(rows.get((shape, EAGER), {}), found)
+            ratios = pair_arms(rounds, shape, EAGER, arm).logs
             if all(process in ratios for process in processes):
                 logs[arm] = ratios
     return logs

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from statistics import fmean, stdev
 from typing import Any
 
-from rooflane.eval.record.nulls import NullResult, null_result
+from rooflane.eval.record.nulls import NullResult, machine_of, software_of
 from rooflane.eval.record.records import COPY_PREFIX, EAGER, Record, RunMeta
 from rooflane.eval.stats.accuracy import accuracy_lines
-from rooflane.eval.stats.assess import Assessment
-from rooflane.eval.stats.cells import Measured, judged, log_ratios, make_cell, process_medians
-from rooflane.eval.stats.clocks import clock_tick_ns
-from rooflane.eval.stats.evidence import Evidence
+from rooflane.eval.stats.cells import Measured, judged, make_cell
+from rooflane.eval.stats.evidence import Assessment, Evidence
 from rooflane.eval.stats.figures import (
     LAUNCH_SHARE,
     NULL,
@@ -26,6 +25,7 @@ from rooflane.eval.stats.figures import (
 from rooflane.eval.stats.headline import make_headline
 from rooflane.eval.stats.host_pace import host_pace
 from rooflane.eval.stats.ranking import rank
+from rooflane.eval.stats.rounds import clock_tick_ns
 from rooflane.eval.stats.verdict import LEAST_PROCESSES, Verdict
 from rooflane.shapes import Shape
 
@@ -39,8 +39,6 @@ __all__ = [
     "Spread",
     "Summary",
     "campaign_nulls",
-    "log_ratios",
-    "process_medians",
     "summarise",
 ]
 
@@ -55,9 +53,7 @@ def summarise(meta: RunMeta, records: Iterable[Record], stored: Sequence[NullRes
     for candidate in meta.candidates:
         assessed = campaign.assess(candidate, stored)
         rows = [_judged(measured, row, candidate, assessed) for row in rows]
-        counted = [row for row in rows if row.shape.id in campaign.counted]
-        partial = sum(row.eager.event_ms is not None for row in rows) - len(counted)
-        headlines.append(make_headline(measured, candidate, counted, assessed, _fact(rows, candidate), partial))
+        headlines.append(make_headline(measured, candidate, rows, campaign.counted, assessed, _fact(rows, candidate)))
     return Summary(
         meta=meta,
         rows=tuple(rows),
@@ -69,7 +65,7 @@ def summarise(meta: RunMeta, records: Iterable[Record], stored: Sequence[NullRes
             for process in range(meta.settings["processes"])
             for arm in meta.planned(process, row.shape.id)
         ),
-        ranking=rank(meta, rows, measured.by_cell),
+        ranking=rank(measured, rows),
         contamination=measured.contamination,
         accuracy=tuple(accuracy_lines(records)),
         tick_ns=clock_tick_ns(record.timing for record in records if record.timing),
@@ -86,21 +82,26 @@ def campaign_nulls(meta: RunMeta, records: Iterable[Record], process_s: float | 
     if campaign.measured.contamination.too_much:
         return []
     labels = campaign.labels()
-    found = campaign.nulls(EAGER, *meta.candidates)
-    results = [
-        null_result(
-            null,
-            labels,
-            campaign.environment,
-            processes=len(campaign.processes),
-            run=meta.id,
-            arm=arm,
-            measured_at=meta.started_at,
-            process_s=process_s,
+    results = []
+    for arm, null in campaign.nulls(EAGER, *meta.candidates).items():
+        if null.geomean is None:
+            continue
+        logs = list(null.per_process.values())
+        results.append(
+            NullResult(
+                machine=machine_of(campaign.environment),
+                software=software_of(campaign.environment),
+                processes=len(campaign.processes),
+                run=meta.id,
+                arm=arm,
+                measured_at=meta.started_at,
+                log=fmean(logs),
+                sd=stdev(logs) if len(logs) > 1 else None,
+                shapes={labels[name]: fmean(found.values()) for name, found in null.logs.items()},
+                process_s=process_s,
+            )
         )
-        for arm, null in found.items()
-    ]
-    return [result for result in results if result]
+    return results
 
 
 def _shape_row(measured: Measured, shape: Shape) -> ShapeRow:
@@ -154,11 +155,11 @@ def _fact(rows: Sequence[ShapeRow], candidate: str) -> tuple[str, str] | None:
 def _measured_regime(eager: Cell, classification: dict[str, Any]) -> str | None:
     """Return the regime the clocks show, None where no device clock ran (a CPU, or nothing timed).
 
-    Launch when a call lasts over 1.3 times what the device needs with the host kept ahead. Otherwise the device is
-    the limit; which side of it cannot be read from a clock, so the ledger's larger share says.
+    Launch when a call lasts over 1.3 times what the device needs, in the processes that read both clocks. Otherwise
+    the device is the limit; no clock tells which side of it, so the larger share of the ledger does.
     """
-    if eager.event_ms is None or eager.device_ms is None:
+    if eager.launch_share is None:
         return None
-    if eager.event_ms.median > LAUNCH_SHARE * eager.device_ms.median:
+    if eager.launch_share > 1 - 1 / LAUNCH_SHARE:
         return "launch"
     return "compute" if classification["compute_s"] >= classification["bandwidth_s"] else "bandwidth"

@@ -10,10 +10,10 @@ from typing import Any
 
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.record.records import EAGER, Record, Timing
-from rooflane.eval.record.run import Run
 from rooflane.eval.stats.contamination import Contamination, find_contamination
 from rooflane.eval.stats.intervals import CONFIDENCE, welch_interval
 from rooflane.eval.stats.rounds import rounds_of
+from rooflane.eval.stats.run import Run
 from rooflane.eval.submit.parse import Figures
 from rooflane.eval.submit.records import Submission
 

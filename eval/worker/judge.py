@@ -18,9 +18,10 @@ from torch import Tensor
 from rooflane.baseline import BaselineTransformer, torch_dtype
 from rooflane.eval.check import fingerprint
 from rooflane.eval.check.cases import Case, OutputFacts, draw_case
-from rooflane.eval.check.gate import GateResult, check_gate
+from rooflane.eval.check.gate import check_gate
 from rooflane.eval.check.outputs import SharedBytes
 from rooflane.eval.check.truth import HALF_FACTOR, STRESS_FACTOR, STRESSES, Truth, judge, stressed
+from rooflane.eval.record.records import GateResult
 from rooflane.eval.worker import protocol
 from rooflane.eval.worker.subject import flipped_weights
 from rooflane.shapes import Shape

@@ -16,9 +16,8 @@ from typing import Annotated, Any, Generic, Literal, TypeVar, get_args
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from rooflane.eval.check.cases import Called, Case, OutputFacts
-from rooflane.eval.check.gate import GateResult, TruthCheck
 from rooflane.eval.record.arm_id import ArmId
-from rooflane.eval.record.records import Status
+from rooflane.eval.record.records import GateResult, Status, TruthCheck
 from rooflane.eval.worker.candidates import Plan
 from rooflane.shapes import Shape
 

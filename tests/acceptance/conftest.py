@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rooflane.eval.record.records import ANCHOR, COPY_PREFIX, EAGER, NOOP
-from rooflane.eval.stats.assess import assess
 from rooflane.eval.stats.contamination import find_contamination
+from rooflane.eval.stats.evidence import assess
 from rooflane.eval.stats.rounds import Rounds
 
 # Whole stored rows are made as in the evaluator's own tests; fixtures of a sister folder are not found by themselves.

@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from rooflane.eval.stats.assess import Stored
+from rooflane.eval.stats.evidence import Stored
 from rooflane.eval.stats.verdict import Verdict
 
 # Enough shapes and rounds for the estimator to have something to average, few enough for a thousand campaigns.

@@ -10,7 +10,7 @@ from rooflane.eval import EvaluationError, compare, open_run, render_markdown
 from rooflane.eval.record.digest import DIGEST_FILE, SEALED_FILES, seal
 from rooflane.eval.record.nulls import NULLS_FILE, append_nulls, read_nulls, store_path
 from rooflane.eval.record.records import ANCHOR, COPY_PREFIX, EAGER, NOOP, RECORDS_FILE, RUN_FILE
-from rooflane.eval.record.run import create_run
+from rooflane.eval.stats.run import create_run
 from rooflane.eval.stats.summary import summarise
 from rooflane.shapes import Shape
 

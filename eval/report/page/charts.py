@@ -1,131 +1,402 @@
-"""The charts made of lanes, and the series every chart shares."""
+"""The kinds of charts: latency, use of the tolerance and error against fp64 by shape, the roofline, the regime map."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rooflane.eval.report.page import palette
-from rooflane.eval.report.page.lanes import Lane, Limit, Mark, heading, lane_chart
-from rooflane.eval.report.page.palette import Series
-from rooflane.eval.report.page.scene import Scene
+from rooflane.eval.exit_codes import EvaluationError
+from rooflane.eval.report.page.drawing import (
+    FONT,
+    LIGHT,
+    MARGIN,
+    Chart,
+    Series,
+    boxes_of,
+    draw_mark,
+    is_free,
+    legend,
+    log_axes,
+    log_limits,
+    looks,
+    new_axes,
+    new_figure,
+    place_labels,
+    save_chart,
+    shorten,
+    text_width,
+    write_text,
+)
 from rooflane.eval.report.page.source import CONTROL_TITLES, EAGER, REFERENCE, ArmPlace, PageData, ShapePlace, number
 
-SAID = {
-    "incorrect": "wrong",
-    "error": "error",
-    "oom": "no memory",
-    "unsupported": "unsupported",
-    "infeasible": "infeasible",
-    "skipped": "skipped",
-}
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
+WIDE, NARROW = 860, 360
+ROW = 24  # pixels for a shape; a narrow chart has its name in a line of its own
+# Each arm differs from the others by marker or filling, not by colour alone.
+FIXED_STYLES = {
+    EAGER: ("o", "ink", True),
+    REFERENCE: ("+", "ink", False),
+    "identity": ("|", "muted", False),
+    "sdpa": ("^", "s2", True),
+    "compiled": ("s", "s1", True),
+    "compiled_reduce_overhead": ("v", "s3", True),
+}
+CANDIDATE_STYLES = (("D", "s0"), ("s", "s4"), ("^", "s3"), ("v", "s2"), ("o", "s1"), ("h", "s5"))
+STATUS_WORDS = {"incorrect": "wrong", "oom": "no memory"}
 FAILED = ("incorrect", "error", "oom")
+BORDERLINE = 1.3  # host and device time within this factor: the predicted regime is called borderline
+REGIME_MARKERS = {"launch": "^", "bandwidth": "s", "compute": "D"}
+HOST_LIMIT, DEVICE_LIMIT = "host is the limit", "device is the limit"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A value of one arm, the range it was seen in, and its title."""
+
+    series: Series
+    value: float
+    low: float
+    high: float
+    title: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One shape of a chart by shape: its name, its marks, and the word at its right end."""
+
+    name: str
+    marks: tuple[Mark, ...]
+    word: str
+    good: bool = True
 
 
 def series_of(data: PageData) -> dict[str, Series]:
-    """Return each arm's form and colour; candidates past the sixth start over, told apart by their titles."""
+    """Return how each arm of a run is drawn; a seventh candidate looks like the first, and its title tells."""
     found = {}
     for name in data.arms:
-        if name == EAGER:
-            style = palette.EAGER_STYLE
-        elif name == REFERENCE:
-            style = palette.REFERENCE_STYLE
-        elif name in data.candidates:
-            style = palette.CANDIDATE_STYLES[data.candidates.index(name) % len(palette.CANDIDATE_STYLES)]
+        if name in data.candidates:
+            marker, colour = CANDIDATE_STYLES[data.candidates.index(name) % len(CANDIDATE_STYLES)]
+            found[name] = Series(name, marker, colour)
         else:
-            style = palette.CONTROL_STYLES.get(name, palette.OTHER_CONTROL)
-        label = name if name in data.candidates else CONTROL_TITLES.get(name, name)
-        found[name] = Series(name, label, *style)
+            found[name] = Series(CONTROL_TITLES.get(name, name), *FIXED_STYLES.get(name, ("x", "muted", False)))
     return found
 
 
-def latency(data: PageData, width: float, titled: bool = False) -> Scene | None:
+def latency(data: PageData, width: float, titled: bool = False) -> Chart | None:
     """Draw event time of every arm on every shape; None when nothing was timed."""
     series = series_of(data)
-    # What comes first is drawn on top.
-    order = [*data.candidates, *(name for name in series if name not in data.candidates)]
-    lanes = []
+    order = [*(name for name in series if name not in data.candidates), *reversed(data.candidates)]  # the first on top
+    rows = []
     for shape in data.shapes:
-        arms = [shape.arms[name] for name in order if name in shape.arms]
-        marks = tuple(_time(series[arm.arm], arm) for arm in arms if arm.event)
-        lanes.append(Lane(shape.name, marks, *_outcome(data, shape)))
-    timed = {mark.series.arm for lane in lanes for mark in lane.marks}
-    shown = [entry for name, entry in series.items() if name in timed]
-    if not shown:
-        return None
-    word = "; at the right the candidate's speedup, or what became of it" if len(data.candidates) == 1 else ""
-    scene = Scene(
-        width,
-        0,
-        "Latency by shape",
-        f"Event time in milliseconds on a logarithmic axis, a lane for each shape, a mark for each arm; "
-        f"bars span the processes{word}. The results table has the figures.",
-    )
-    top = heading(scene, f"Latency by shape, {data.device}") if titled else 0.0
-    return lane_chart(scene, lanes, shown, "event time, ms (logarithmic)", top=top)
+        arms = [shape.arms[name] for name in order if name in shape.arms and shape.arms[name].event]
+        rows.append(Row(shape.name, tuple(_time(series[arm.arm], arm) for arm in arms), *_outcome(data, shape)))
+    return _by_shape(
+        data, width, titled, rows, list(series.values()), "Latency by shape", "event time, ms (logarithmic)",
+        "Event time in milliseconds on a logarithmic axis: a row for each shape, a mark for each arm. Lines span the "
+        "processes. The word at the right is a single candidate's speedup or status. The results table has the "
+        "figures.",
+    )  # fmt: skip
 
 
-def tolerance(data: PageData, width: float, titled: bool = False) -> Scene | None:
-    """Draw how much of the tolerance each candidate uses, on plain and ragged inputs; None when none was checked."""
-    series = series_of(data)
-    lanes, shown = [], {}
+def tolerance(data: PageData, width: float, titled: bool = False) -> Chart | None:
+    """Draw the share of the tolerance each candidate uses, plain and ragged; None when none was checked."""
+    series, rows = series_of(data), []
     for shape in data.shapes:
         marks = []
         for arm in _candidates(data, shape):
             plain = series[arm.arm]
-            masks = Series(plain.arm, f"{plain.label}, ragged masks", plain.form, plain.role, open=True)
-            for entry, use in ((plain, arm.use), (masks, arm.ragged_use)):
-                if use is not None and math.isfinite(use) and use > 0:
-                    shown[entry.label] = entry
-                    title = f"{entry.label}, shape {shape.id}: {number(use)} of the tolerance"
-                    marks.append(Mark(entry, use, use, use, title))
-        lanes.append(Lane(shape.name, tuple(marks), *_worst_use(data, shape)))
-    if not shown:
-        return None
-    scene = Scene(
-        width,
-        0,
-        "Use of the tolerance by shape",
-        "The worst error against the baseline in units of the tolerance, on a logarithmic axis; above 1 fails.",
-    )
-    top = heading(scene, f"Use of the tolerance, {data.device}") if titled else 0.0
-    axis = "worst error / tolerance (logarithmic)"
-    return lane_chart(scene, lanes, list(shown.values()), axis, Limit(1.0, "1: fails beyond"), top)
+            ragged = replace(plain, label=f"{plain.label}, ragged masks", open=True)
+            for entry, use in ((plain, arm.use), (ragged, arm.ragged_use)):
+                marks += _ratio_mark(entry, use, f"{entry.label}, shape {shape.id}", "the tolerance")
+        rows.append(Row(shape.name, tuple(marks), *_worst_use(data, shape)))
+    return _by_shape(
+        data, width, titled, rows, None, "Use of the tolerance by shape", "worst error / tolerance (logarithmic)",
+        "The worst error against the baseline in units of the tolerance, on a logarithmic axis. Above 1 fails.",
+        ("1: fails beyond", "bad"),
+    )  # fmt: skip
 
 
-def truth(data: PageData, width: float, titled: bool = False) -> Scene | None:
-    """Draw each candidate's error against fp64 in units of eager's own, by stress input; None when none was tried.
+def truth(data: PageData, width: float, titled: bool = False) -> Chart | None:
+    """Draw each candidate's error against fp64 in units of eager's own, by input; None when none was tried.
 
-    One candidate has a form for each input; several have their own forms, and the marks' titles name the input.
+    One candidate has a marker for each input. Several candidates have their own markers; titles name the input.
     """
-    series = series_of(data)
-    lanes, shown = [], {}
+    series, rows = series_of(data), []
     for shape in data.shapes:
-        marks, failed, tried = [], False, False
+        marks, passed = [], []
         for arm in _candidates(data, shape):
             for place, check in enumerate(arm.truth):
-                tried, failed = True, failed or not check.passed
                 entry = series[arm.arm]
                 if len(data.candidates) == 1:
-                    form, role, is_open = palette.CANDIDATE_STYLES[place % len(palette.CANDIDATE_STYLES)]
-                    entry = Series(arm.arm, check.name, form, role, is_open)
-                if math.isfinite(check.ratio) and check.ratio > 0:
-                    shown[entry.label] = entry
-                    title = f"{arm.arm}, shape {shape.id}, {check.name}: {number(check.ratio)} of eager's own error"
-                    marks.append(Mark(entry, check.ratio, check.ratio, check.ratio, title))
-        lanes.append(Lane(shape.name, tuple(marks), "fails" if failed else "" if tried else "not tried", not failed))
+                    entry = Series(check.name, *CANDIDATE_STYLES[place % len(CANDIDATE_STYLES)])
+                passed.append(check.passed)
+                marks += _ratio_mark(
+                    entry, check.ratio, f"{arm.arm}, shape {shape.id}, {check.name}", "eager's own error"
+                )
+        word = "not tried" if not passed else "" if all(passed) else "fails"
+        rows.append(Row(shape.name, tuple(marks), word, all(passed)))
+    return _by_shape(
+        data, width, titled, rows, None, "Error against fp64 by shape", "worst error / eager's own (logarithmic)",
+        "The worst error against float64 divided by the eager baseline's own, on a logarithmic axis, a mark for each "
+        "stress input. Below 1 is closer to float64 than eager.",
+        ("1: as eager", "muted"),
+    )  # fmt: skip
+
+
+def regimes(data: PageData, width: float, titled: bool = False) -> Chart | None:
+    """Draw host time against device time of eager, predicted and measured; None when every shape is infeasible."""
+    shapes = [shape for shape in data.shapes if shape.regime in REGIME_MARKERS]
+    if not shapes:
+        return None
+    known = [shape for shape in shapes if shape.measured_regime and shape.measured_host_ms and shape.measured_device_ms]
+    styles = [_regime_series(shape, False) for shape in shapes] + [_regime_series(shape, True) for shape in known]
+    figure = new_figure(width)
+    top = _heading(figure, data, "Regime map") if titled else 8
+    axes = _plane(
+        figure, legend(figure, dict.fromkeys(styles), top), "host: dispatch of one eager forward, ms", "device, ms"
+    )
+    across = log_limits([s.dispatch_ms for s in shapes] + [s.measured_host_ms for s in known])
+    up = log_limits([s.device_ms for s in shapes] + [s.measured_device_ms for s in known])
+    log_axes(axes, across, up)
+    for factor in (1.0, BORDERLINE, 1 / BORDERLINE):
+        colour, line = ("ink", "-") if factor == 1 else ("muted", (0, (4, 3)))
+        low, high = max(across[0], up[0] / factor), min(across[1], up[1] / factor)
+        if low < high:
+            axes.plot((low, high), (low * factor, high * factor), color=LIGHT[colour], linewidth=1.2, linestyle=line)
+    labels = []
+    for shape in shapes:
+        places = [(shape.dispatch_ms, shape.device_ms, False)]
+        if shape in known:
+            places.append((shape.measured_host_ms, shape.measured_device_ms, True))
+            axes.plot(*zip(*(place[:2] for place in places), strict=True), color=LIGHT["muted"], linewidth=0.8)
+        for host, device, measured in places:
+            series = _regime_series(shape, measured)
+            title = f"shape {shape.id}, {series.label}: host {number(host)}, device {number(device)} ms"
+            draw_mark(axes, host, device, series, title)
+        labels.append((*places[-1][:2], shorten(shape.id, 90)))
+    label_regions(axes)
+    place_labels(axes, labels)
+    return Chart(
+        figure, "Regime map",
+        "The host's dispatch time of one eager forward against its device time, both logarithmic. Below the diagonal "
+        "the host is the limit (launch), above it the device. An open mark is the prediction, a filled one the "
+        "measurement. A line joins the two. The prediction table has the figures.",
+    )  # fmt: skip
+
+
+def label_regions(axes: Axes) -> None:
+    """Name both regions of the regime map where the whole text lies in its region and covers nothing."""
+    frame, taken = axes.get_window_extent(), boxes_of(axes)
+    for text, above, heights in ((DEVICE_LIMIT, True, range(95, 0, -5)), (HOST_LIMIT, False, range(3, 98, 5))):
+        for height in heights:
+            for side, align in ((0.01, "left"), (0.99, "right")) if above else ((0.99, "right"), (0.01, "left")):
+                label = axes.text(
+                    side, height / 100, text, transform=axes.transAxes, ha=align, color=LIGHT["muted"], va="baseline"
+                )
+                box = label.get_window_extent()
+                points = axes.transData.inverted().transform(box.corners())
+                if is_free(box, frame, taken) and all((device > host) == above for host, device in points):
+                    break
+                label.remove()
+            else:
+                continue
+            break
+
+
+def roofline(data: PageData, width: float, titled: bool = False) -> Chart | None:
+    """Draw each shape's predicted and measured place; None when no shape has any work.
+
+    Across: FLOPs a byte of the unfused baseline, the same for every arm of a shape. Up: the baseline's FLOPs over an
+    arm's time. A candidate that moves fewer bytes or skips masked work can stand above the roof.
+    """
+    shapes = [shape for shape in data.shapes if shape.flops > 0 and shape.bytes > 0]
+    if not shapes:
+        return None
+    figure = new_figure(width)
+    top = _heading(figure, data, "Roofline by shape") if titled else 8
+    marks = {shape.id: _roof_marks(data, shape) for shape in shapes}
+    entries = dict.fromkeys(mark.series for row in marks.values() for mark in row)
+    scale, prefix = unit(max(rate for _, rate in data.peaks.values()))
+    axes = _plane(figure, legend(figure, entries, top), "FLOPs a byte, unfused baseline", f"{prefix}FLOP/s")
+    places = [(shape.flops / shape.bytes, mark.value) for shape in shapes for mark in marks[shape.id]]
+    labels = draw_roofs(axes, places, data.peaks, data.bandwidth, {shape.dtype for shape in data.shapes})
+    for shape in shapes:
+        x, heights = shape.flops / shape.bytes, [mark.value / scale for mark in marks[shape.id]]
+        axes.plot((x, x), (min(heights), max(heights)), color=LIGHT["muted"], linewidth=0.8)
+        labels.append((x, max(heights), shorten(shape.id, 90)))
+        for mark, height in zip(marks[shape.id], heights, strict=True):
+            draw_mark(axes, x, height, mark.series, mark.title, 8.0)
+    place_labels(axes, labels)
+    return Chart(
+        figure, "Roofline by shape",
+        "The baseline's FLOPs over an arm's time, against FLOPs a byte of the unfused baseline, both logarithmic, "
+        "under the device's copy and matrix rates. A line joins a shape's places. The prediction table has the times.",
+    )  # fmt: skip
+
+
+def draw_roofs(
+    axes: Axes,
+    places: Sequence[tuple[float, float]],
+    peaks: dict[str, tuple[str, float]],
+    bandwidth: float,
+    solid: set[str],
+) -> list[tuple[float, float, str]]:
+    """Scale axes for points (FLOPs a byte, FLOP/s) and draw the copy roof and each matrix roof.
+
+    `peaks` maps a dtype to (rate's name, FLOP/s); roofs of dtypes outside `solid` are dashed. Returns the roofs'
+    labels for `place_labels`.
+    """
+    top = max(rate for _, rate in peaks.values())
+    scale, prefix = unit(top)
+    across = log_limits(
+        [x for x, _ in places] + [rate / bandwidth * side for _, rate in peaks.values() for side in (0.5, 3)]
+    )
+    up = log_limits([y for _, y in places] + [top * 2, bandwidth * across[0] * 1.5])
+    log_axes(axes, across, (up[0] / scale, up[1] / scale))
+    start, end = max(across[0], up[0] / bandwidth), min(top / bandwidth, across[1])
+    ink = {"color": LIGHT["ink"], "linewidth": 1.5}
+    axes.plot((start, end), (start * bandwidth / scale, end * bandwidth / scale), **ink)
+    middle = start**0.75 * end**0.25
+    copy_scale, copy_prefix = unit(bandwidth)
+    labels = [(middle, middle * bandwidth / scale, f"copy {number(bandwidth / copy_scale)} {copy_prefix}B/s")]
+    for dtype, (name, peak) in sorted(peaks.items(), key=lambda entry: (-entry[1][1], entry[0])):
+        ridge = min(max(peak / bandwidth, across[0]), across[1])
+        axes.plot((ridge, across[1]), (peak / scale,) * 2, linestyle="-" if dtype in solid else (0, (4, 3)), **ink)
+        labels.append((math.sqrt(ridge * across[1]), peak / scale, f"{number(peak / scale)} {prefix}FLOP/s {name}"))
+    return labels
+
+
+def unit(rate: float) -> tuple[float, str]:
+    """Return the scale and prefix that keep a CPU's figures from being all zeros."""
+    return (1e12, "T") if rate >= 1e12 else (1e9, "G")
+
+
+PLOT_KINDS: dict[str, Callable[..., Chart | None]] = {
+    "latency": latency,
+    "roofline": roofline,
+    "regimes": regimes,
+    "tolerance": tolerance,
+    "fp64": truth,
+}
+SUFFIXES = (".svg", ".png")
+
+
+def draw(kind: str, data: PageData, width: float = WIDE, titled: bool = False) -> Chart | None:
+    """Draw one kind of chart; `titled` adds a heading and the run's id, for files that stand alone."""
+    with looks():
+        return PLOT_KINDS[kind](data, width, titled)
+
+
+def plot_kind(path: Path) -> str:
+    """Return the kind of chart that a file's name asks for: its stem, or what follows the stem's last dash.
+
+    Raises `EvaluationError` for another name or ending.
+    """
+    kind = path.stem.rpartition("-")[2]
+    if kind not in PLOT_KINDS or path.suffix not in SUFFIXES:
+        raise EvaluationError(
+            f"{path}: a plot's file is named after its kind and ends in {' or '.join(SUFFIXES)}, as in latency.svg or "
+            f"h200-roofline.png; the kinds are {', '.join(PLOT_KINDS)}"
+        )
+    return kind
+
+
+def write_plot(data: PageData, path: Path) -> None:
+    """Draw a run's chart into an SVG or PNG file; the same records give the same bytes."""
+    chart = draw(plot_kind(path), data, titled=True)
+    if chart is None:
+        raise EvaluationError(f"{path}: run {data.run.meta.id} measured nothing that a {plot_kind(path)} plot shows")
+    save_chart(chart, path)
+
+
+def _heading(figure: Figure, data: PageData, title: str) -> float:
+    """Write the title and the run above a chart; return where they end."""
+    room = figure.get_figwidth() * 72 - 2 * MARGIN
+    write_text(figure, MARGIN, 24, shorten(f"{title}, {data.device}", room / 1.1, 14), fontsize=14, fontweight="bold")
+    started = data.run.meta.started_at[:10]
+    write_text(figure, MARGIN, 42, shorten(f"run {data.run.meta.id}, {started}", room, 11), "muted", fontsize=11)
+    return 54.0
+
+
+def _by_shape(
+    data: PageData, width: float, titled: bool, rows: list[Row], series: list[Series] | None, title: str, axis: str,
+    description: str, limit: tuple[str, str] | None = None,
+) -> Chart | None:  # fmt: skip
+    """Draw a row for each shape on one logarithmic axis; None without any mark.
+
+    `series` gives the order of the legend, `limit` names and colours a line at 1.
+    """
+    drawn = dict.fromkeys(mark.series for row in rows for mark in row.marks)
+    shown = [entry for entry in series or drawn if entry in drawn]
     if not shown:
         return None
-    scene = Scene(
-        width,
-        0,
-        "Error against fp64 by shape",
-        "The worst error against float64 divided by the eager baseline's own, on a logarithmic axis, one mark for "
-        "each stress input; below 1 is closer to float64 than eager.",
-    )
-    top = heading(scene, f"Error against fp64, {data.device}") if titled else 0.0
-    axis = "worst error / eager's own (logarithmic)"
-    return lane_chart(scene, lanes, list(shown.values()), axis, Limit(1.0, "1: as eager", "muted"), top)
+    figure = new_figure(width)
+    top = legend(figure, shown, _heading(figure, data, title) if titled else 8) + (26 if limit else 8)
+    beside = width >= 600
+    names = min(max(text_width(row.name) for row in rows) + 14, width * 0.34) if beside else 0
+    words = max(text_width(row.word, weight="bold") for row in rows) + 14
+    height = ROW if beside else ROW + 16
+    bottom = top + height * len(rows)
+    axes = new_axes(figure, bottom + 46, MARGIN + names + 8, top, width - MARGIN - words - 8, bottom)
+    values = [value for row in rows for mark in row.marks for value in (mark.low, mark.high)]
+    log_axes(axes, log_limits(values + ([1.0] if limit else [])))
+    axes.set(ylim=(bottom, top), yticks=[])
+    for index, row in enumerate(rows):
+        _draw_row(figure, axes, row, top + index * height, height, names or width - 2 * MARGIN, index % 2 == 0)
+    half = text_width(axis) / 2
+    middle = min(max((MARGIN + names + width - MARGIN - words) / 2, MARGIN + half), width - MARGIN - half)
+    write_text(figure, middle, bottom + 36, axis, "muted", ha="center")
+    if limit:
+        text, colour = limit
+        axes.axvline(1.0, color=LIGHT[colour], linewidth=1.5, linestyle=(0, (4, 3)), zorder=1.5)
+        x = axes.transData.transform((1.0, top))[0]
+        half = text_width(text) / 2
+        write_text(figure, min(max(x, MARGIN + half), width - MARGIN - half), top - 6, text, colour, ha="center")
+    return Chart(figure, title, description)
+
+
+def _draw_row(figure: Figure, axes: Axes, row: Row, y: float, height: float, names: float, banded: bool) -> None:
+    """Draw one shape's band, name, marks and word; the axes' vertical unit is a pixel from the figure's top."""
+    from matplotlib.patches import Rectangle
+
+    width, middle = figure.get_figwidth() * 72, y + height - ROW / 2
+    if banded:
+        band = Rectangle(
+            (MARGIN / width, y), 1 - 2 * MARGIN / width, height, color=LIGHT["band"], linewidth=0, clip_on=False,
+            transform=_across_figure(figure, axes), zorder=0,
+        )  # fmt: skip
+        axes.add_patch(band)
+    write_text(figure, MARGIN + 6, middle + 4 if height == ROW else y + 14, shorten(row.name, names - 12))
+    for mark in row.marks:
+        if mark.high / mark.low > 1.01:
+            axes.plot((mark.low, mark.high), (middle, middle), color=LIGHT[mark.series.colour], linewidth=1.5)
+        draw_mark(axes, mark.value, middle, mark.series, mark.title)
+    colour = "ink" if row.good else "bad"
+    write_text(figure, width - MARGIN - 6, middle + 4, row.word, colour, ha="right", fontweight="bold")
+
+
+def _across_figure(figure: Figure, axes: Axes):
+    """Return the transform of a share of the figure's width and a vertical place in the axes."""
+    from matplotlib.transforms import blended_transform_factory
+
+    return blended_transform_factory(figure.transFigure, axes.transData)
+
+
+def _plane(figure: Figure, top: float, across: str, up: str) -> Axes:
+    """Return axes below a legend, with the names of both."""
+    width = figure.get_figwidth() * 72
+    left, right, top = 62, width - MARGIN - 4, top + 34
+    bottom = top + min(right - left, 340.0)
+    axes = new_axes(figure, bottom + 46, left, top, right, bottom)
+    write_text(figure, MARGIN, top - 12, up, "muted", fontsize=FONT)
+    write_text(figure, (left + right) / 2, bottom + 36, across, "muted", ha="center")
+    return axes
 
 
 def _candidates(data: PageData, shape: ShapePlace) -> list[ArmPlace]:
@@ -134,29 +405,68 @@ def _candidates(data: PageData, shape: ShapePlace) -> list[ArmPlace]:
 
 def _time(series: Series, arm: ArmPlace) -> Mark:
     event = arm.event
-    title = f"{series.label}: {number(event.median)} ms ({number(event.low)}-{number(event.high)})"
+    title = f"{series.label}: {number(event.centre)} ms ({number(event.low)}-{number(event.high)})"
     if arm.status != "ok":
-        title += f", {SAID.get(arm.status, arm.status)}"
-    return Mark(series, event.median, event.low, event.high, title)
+        title += f", {STATUS_WORDS.get(arm.status, arm.status)}"
+    return Mark(series, event.centre, event.low, event.high, title)
+
+
+def _ratio_mark(series: Series, value: float | None, what: str, of: str) -> list[Mark]:
+    """Return a mark for a positive finite ratio, nothing for another."""
+    if value is None or not math.isfinite(value) or value <= 0:
+        return []
+    return [Mark(series, value, value, value, f"{what}: {number(value)} of {of}")]
 
 
 def _outcome(data: PageData, shape: ShapePlace) -> tuple[str, bool]:
-    """Return the word at a lane's end: one candidate's speedup or status; of several, how many failed."""
+    """Return the word at a row's end: one candidate's speedup or status; of several, how many failed."""
     arms = _candidates(data, shape)
     failed = [arm for arm in arms if arm.status in FAILED]
     if failed:
-        return SAID[failed[0].status] if len(arms) == 1 else f"{len(failed)} of {len(arms)} fail", False
+        return _status(failed[0]) if len(arms) == 1 else f"{len(failed)} of {len(arms)} fail", False
     if len(arms) == 1:
-        return arms[0].speedup or SAID.get(arms[0].status, ""), True
-    statuses = {arm.status for arm in arms}
-    return (SAID.get(statuses.pop(), "") if len(statuses) == 1 else ""), True
+        return arms[0].speedup or _status(arms[0]), True
+    return (_status(arms[0]) if len({arm.status for arm in arms}) == 1 else ""), True
+
+
+def _status(arm: ArmPlace) -> str:
+    """Return the word for an arm that has no speedup; empty for one that ran."""
+    return "" if arm.status == "ok" else STATUS_WORDS.get(arm.status, arm.status)
 
 
 def _worst_use(data: PageData, shape: ShapePlace) -> tuple[str, bool]:
-    """Return the largest use of tolerance of a shape, or what became of it."""
-    arms = _candidates(data, shape)
-    uses = [use for arm in arms for use in (arm.use, arm.ragged_use) if use is not None]
-    if uses:
-        worst = max(uses)
-        return (number(worst) if math.isfinite(worst) else "not finite"), worst <= 1
-    return _outcome(data, shape)
+    """Return the largest use of the tolerance on a shape, or why there is none."""
+    uses = [use for arm in _candidates(data, shape) for use in (arm.use, arm.ragged_use) if use is not None]
+    if not uses:
+        return _outcome(data, shape)
+    worst = max(uses)
+    return (number(worst) if math.isfinite(worst) else "not finite"), worst <= 1
+
+
+def _regime_series(shape: ShapePlace, measured: bool) -> Series:
+    """Return how a shape's prediction or measurement is drawn; a wrong prediction shows in the measurement."""
+    if not measured:
+        return Series(f"{shape.regime}, predicted", REGIME_MARKERS[shape.regime], "muted", True)
+    regime, right = shape.measured_regime, shape.measured_regime == shape.regime
+    words = "measured as predicted" if right else "measured, not predicted"
+    return Series(f"{regime}, {words}", REGIME_MARKERS[regime], "s0" if right else "bad")
+
+
+def _roof_marks(data: PageData, shape: ShapePlace) -> list[Mark]:
+    """Return the predicted and measured FLOP/s of eager and each candidate on a shape; the best one last."""
+    styles = series_of(data)
+    times = [(Series("eager predicted", "x", "muted"), shape.predicted_ms)]
+    for name in (EAGER, *data.candidates):
+        if arm := shape.arms.get(name):
+            style = styles[name]
+            if name != EAGER and arm.predicted_ms:
+                times.append((replace(style, label=f"{style.label} predicted", open=True), arm.predicted_ms))
+            if arm.event:
+                times.append((style, arm.event.centre))
+    marks = []
+    for series, time_ms in times:
+        rate = shape.flops / (time_ms / 1e3)
+        scale, prefix = unit(rate)
+        title = f"shape {shape.id}, {series.label}: {number(time_ms)} ms, {number(rate / scale)} {prefix}FLOP/s"
+        marks.append(Mark(series, rate, rate, rate, title))
+    return marks

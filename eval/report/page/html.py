@@ -9,12 +9,10 @@ from pathlib import Path
 from urllib.parse import quote
 
 from rooflane.eval.exit_codes import EvaluationError
-from rooflane.eval.report.page import sections
-from rooflane.eval.report.page.lanes import NARROW, WIDE
-from rooflane.eval.report.page.palette import mark_css, scheme_css
-from rooflane.eval.report.page.plots import PLOT_KINDS
+from rooflane.eval.report.page import tables
+from rooflane.eval.report.page.charts import NARROW, PLOT_KINDS, WIDE, draw
+from rooflane.eval.report.page.drawing import clean, scheme_css, svg_text
 from rooflane.eval.report.page.source import Headline, PageData, condition_texts, headline_texts, raw_files
-from rooflane.eval.report.page.svg import clean, inline_svg
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
 VERDICT_SIGNS = {"faster": "▲", "slower": "▼", "none": "○", "equivalent": "=", "inconclusive": "?"}
@@ -37,7 +35,7 @@ def render_page(data: PageData, folder: Path) -> str:
         keep_trailing_newline=True,
         finalize=lambda value: clean(value) if type(value) is str else value,
     )
-    style = scheme_css(":root") + mark_css("svg") + (TEMPLATES / "page.css").read_text(encoding="utf-8")
+    style = scheme_css(":root") + (TEMPLATES / "page.css").read_text(encoding="utf-8")
     script = (TEMPLATES / "page.js").read_text(encoding="utf-8")
     meta = data.run.meta
     return environment.get_template("page.html.j2").render(
@@ -46,14 +44,14 @@ def render_page(data: PageData, folder: Path) -> str:
         state=data.state,
         cards=[_card(*pair) for pair in zip(data.headlines, headline_texts(data.summary), strict=True)],
         problems=data.summary.problems(),
-        sections=sections.report_sections(data),
-        integrity=sections.integrity_table(data),
-        confusion=sections.confusion_table(data),
-        truth=sections.truth_table(data),
-        price=sections.price_table(data),
+        tables=tables.report_sections(data),
+        integrity=tables.integrity_table(data),
+        confusion=tables.confusion_table(data),
+        truth=tables.truth_table(data),
+        price=tables.price_table(data),
         price_per_hour=meta.price_per_hour,
         conditions=condition_texts(data.summary),
-        environment_tables=sections.environment_tables(data),
+        environment_tables=tables.environment_tables(data),
         files=[
             {"text": text, "name": path.name, "link": _link(path, folder), "digest": digest}
             for text, path, digest in raw_files(data.run)
@@ -78,10 +76,10 @@ def _chart(data: PageData, kind: str):
     """Return a chart drawn twice, for wide and for narrow places; None when there is nothing to draw."""
     from markupsafe import Markup
 
-    drawn = {name: PLOT_KINDS[kind](data, width) for name, width in (("wide", WIDE), ("narrow", NARROW))}
-    if drawn["wide"] is None:
+    charts = {name: draw(kind, data, width) for name, width in (("wide", WIDE), ("narrow", NARROW))}
+    if charts["wide"] is None:
         return None
-    return Markup("\n".join(inline_svg(scene, f"{kind}-{name}", name) for name, scene in drawn.items()))
+    return Markup("\n".join(svg_text(chart, f"{kind}-{name}", name) for name, chart in charts.items()))
 
 
 def _card(headline: Headline, line: str) -> dict[str, str]:

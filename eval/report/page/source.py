@@ -10,8 +10,8 @@ from pathlib import Path
 
 from rooflane.dispatch import Profile
 from rooflane.eval.record.records import EAGER, RECORDS_FILE, RUN_FILE, Record
-from rooflane.eval.record.run import Run
 from rooflane.eval.report import tables
+from rooflane.eval.stats.run import Run
 from rooflane.eval.stats.summary import REFERENCE, Cell, Headline, ShapeRow, Spread, Summary
 
 number, size, NONE = tables.number, tables.size, tables.NONE
@@ -90,7 +90,7 @@ class PageData:
     controls: tuple[str, ...]
     shapes: tuple[ShapePlace, ...]
     bandwidth: float
-    peaks: dict[str, float]
+    peaks: dict[str, tuple[str, float]]
     state: str
     integrity: tuple[tuple[str, str, str], ...]
 
@@ -121,24 +121,14 @@ def read_page(run: Run, summary: Summary | None = None) -> PageData:
         controls=tuple(meta.controls),
         shapes=tuple(_shape(run, row, by_cell) for row in summary.rows),
         bandwidth=profile.copy_bytes_per_s,
-        peaks=_peaks(profile, {shape.dtype for shape in meta.shape_list()}),
-        state=_STATES.get(summary.exit_code().name, "see the findings"),
+        peaks=matrix_rates(profile, {shape.dtype for shape in meta.shape_list()}, meta.device),
+        state=summary.state,
         integrity=tuple(
             (shape, arm, text)
             for (shape, arm), rows in by_cell.items()
             for text in dict.fromkeys(text for row in rows for text in row.integrity)
         ),
     )
-
-
-_STATES = {
-    "COMPLETE": "complete, every checked output correct",
-    "INCORRECT": "a candidate's output is wrong",
-    "CONTRACT": "correct, but a candidate breaks a promise to its caller",
-    "INCOMPLETE": "incomplete",
-    "INTEGRITY": "there is evidence of manipulation",
-    "CONTAMINATED": "the machine was disturbed too much for a verdict",
-}
 
 
 def report_tables(summary: Summary) -> list[tuple[str, tables.Table]]:
@@ -160,14 +150,18 @@ def condition_texts(summary: Summary) -> list[str]:
     return [tables.environment_line(summary), *tables.conditions(summary)]
 
 
-def _peaks(profile: Profile, dtypes: set[str]) -> dict[str, float]:
-    """Return the matrix rate of each dtype of the shapes, and of float16 where it is the higher one.
+def matrix_rates(profile: Profile, dtypes: set[str], device: str) -> dict[str, tuple[str, float]]:
+    """Return the name and value of each dtype's matrix rate, and of float16 where that is the highest.
 
-    Families feed their matrix products with half precision, whatever the model's dtype.
+    Families use half precision in their matrix products, whatever the model's dtype. On CUDA the rate of float32
+    models is the TF32 rate, unless the profile states that the card has none.
     """
-    peaks = {dtype: profile.matmul_flops(dtype) for dtype in sorted(dtypes)}
-    half = profile.matmul_flops("float16")
-    return peaks | {"float16": half} if half > max(peaks.values()) else peaks
+    rates = {dtype: (dtype, profile.matmul_flops(dtype)) for dtype in sorted({*dtypes, "float16"})}
+    if "float32" in rates and device == "cuda" and "no TF32" not in profile.matmul_float32.source:
+        rates["float32"] = ("TF32", rates["float32"][1])
+    if "float16" not in dtypes and rates["float16"][1] <= max(rates[dtype][1] for dtype in dtypes):
+        del rates["float16"]
+    return rates
 
 
 _FILES = (
@@ -198,8 +192,8 @@ def _shape(run: Run, row: ShapeRow, by_cell: dict[tuple[str, str], list[Record]]
         predicted_ms=row.predicted_ms,
         dispatch_ms=said["launch_s"] * 1e3,
         device_ms=said["device_s"] * 1e3,
-        measured_host_ms=eager.host_ms.median if eager.host_ms else None,
-        measured_device_ms=eager.device_ms.median if eager.device_ms else None,
+        measured_host_ms=eager.host_ms.centre if eager.host_ms else None,
+        measured_device_ms=eager.device_ms.centre if eager.device_ms else None,
         dtype=row.shape.dtype,
         arms={name: _arm(cell, by_cell.get((row.shape.id, name), [])) for name, cell in row.cells.items()},
     )
@@ -216,7 +210,7 @@ def _arm(cell: Cell, records: Iterable[Record]) -> ArmPlace:
         reason=cell.reason,
         event=cell.event_ms,
         predicted_ms=cell.predicted_ms,
-        speedup=f"{cell.speedup.centre:.3g}x" if cell.speedup else "",
+        speedup=f"{tables.times(cell.speedup.centre)}x" if cell.speedup else "",
         use=cell.use,
         ragged_use=max(ragged, default=None),
         truth=_truth(found for check in checks for found in check.truth),

@@ -58,4 +58,5 @@ const marked = () => {
   }
 };
 addEventListener("resize", marked);
+addEventListener("toggle", marked, true);
 marked();

@@ -16,8 +16,8 @@ from rooflane.eval.campaign.pending import Owed
 from rooflane.eval.campaign.team import ReferenceLost, Team
 from rooflane.eval.record.digest import DIGEST_FILE
 from rooflane.eval.record.records import RECORDS_FILE
-from rooflane.eval.record.run import open_run
 from rooflane.eval.record.settings import Settings
+from rooflane.eval.stats.run import open_run
 from rooflane.eval.worker.protocol import Compare
 from rooflane.shapes import Shape
 

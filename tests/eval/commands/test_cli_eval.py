@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import pty
+import re
+import shlex
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -15,6 +20,7 @@ import pytest
 from rooflane.eval import Event, open_run
 from rooflane.eval.commands import evaluate
 from rooflane.eval.exit_codes import ExitCode
+from rooflane.shapes import Shape
 
 SHAPES = """id,batch_size,seq_len,d_model,num_heads,ffn_dim,num_layers,causal
 a,2,8,16,2,32,1,true
@@ -51,10 +57,9 @@ def finished(folder: Path) -> Path:
     """A run of the candidate that is eager itself."""
     done = rooflane(folder, "eval", "shapes.csv", *LEAST, "--candidate", "same.py", "--out", "finished")
     assert done.returncode == ExitCode.COMPLETE, done.stderr
-    # 2 processes x 2 shapes x 6 arms: the candidate, its copy, eager, the null, the no-op and the anchor.
-    assert "[16/24]" in done.stderr and "report.md" in done.stderr
-    assert "geometric mean" in done.stdout
     (run,) = (folder / "finished").iterdir()
+    (folder / "stdout").write_text(done.stdout)
+    (folder / "stderr").write_text(done.stderr)
     return run
 
 
@@ -62,6 +67,48 @@ def test_a_run_leaves_records_and_a_report(finished: Path):
     assert len(open_run(finished).records()) == 24
     assert (finished / "report.md").read_text().startswith("#")
     assert open_run(finished).sealed
+
+
+def test_piped_progress_is_a_line_a_shape_and_then_a_line_a_process(folder: Path, finished: Path):
+    lines = (folder / "stderr").read_text().splitlines()
+    assert lines[0] == f"run {finished.relative_to(folder)}"
+    time = r"[\d.]+ ms"
+    for line, place in zip(lines[1:3], ("1/2", "2/2"), strict=True):
+        found = rf"\[{place}\] shape (a 2x8x16|b 1x4x16): same.py {time}, eager {time}, [\d.]+x "
+        found += r"\(process 1 of 2, about \d+ s left\)"
+        assert re.fullmatch(found, line), line
+    assert re.fullmatch(r"Process 2 of 2, about \d+ s left", lines[3])
+    assert lines[-3] == f"report: {finished.relative_to(folder)}/report.md"
+    # Two shapes make these; a run of 14 shapes and 3 processes prints 13 more of either kind and one process more.
+    progress, table = len(lines), len((folder / "stdout").read_text().splitlines())
+    assert progress + 12 + 1 + table + 12 <= 60
+    assert "geometric mean" in (folder / "stdout").read_text()
+
+
+def test_the_next_commands_of_a_run_work(folder: Path, finished: Path):
+    first, second = (folder / "stderr").read_text().splitlines()[-2:]
+    for line in (first.removeprefix("next: "), second.strip()):
+        done = subprocess.run(shlex.split(line), cwd=folder, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+    assert (folder / "page.html").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_the_program_is_spelled_as_it_can_be_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for place in (".venv/bin", "elsewhere"):
+        script = tmp_path / place / "rooflane"
+        script.parent.mkdir(parents=True)
+        script.write_text("#!/bin/sh\n")
+        script.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / ".venv/bin/rooflane"), "eval"])
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert evaluate.spelled() == ".venv/bin/rooflane", "not on PATH: the path from here"
+    monkeypatch.setenv("PATH", str(tmp_path / ".venv/bin"))
+    assert evaluate.spelled() == "rooflane"
+    monkeypatch.setenv("PATH", str(tmp_path / "elsewhere"))
+    assert evaluate.spelled() == ".venv/bin/rooflane", "another rooflane is on PATH"
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "rooflane/eval/__main__.py")])
+    assert evaluate.spelled().endswith("-m rooflane.eval")
 
 
 def test_the_run_keeps_the_command_that_made_it(finished: Path):
@@ -135,20 +182,49 @@ def test_an_interrupted_run_is_kept_and_can_go_on(folder: Path, monkeypatch, cap
     assert open_run(run).sealed
 
 
-def test_a_terminal_gets_a_bar_with_the_shape_and_arm_at_hand(monkeypatch: pytest.MonkeyPatch):
+def test_an_80_column_terminal_gets_a_bar_one_skip_line_and_a_table_without_split_cells(folder: Path):
+    shapes = folder / "with_skips.csv"
+    shapes.write_text(SHAPES + "slow,64,512,256,2,256,4,false\nslower,64,1024,256,2,256,4,false\n")
+    command = [sys.executable, "-m", "rooflane.eval", "eval", str(shapes), *LEAST, "--candidate", "same.py"]
+    command += ["--out", "terminal", "--max-call-s", "0.05"]
     ours, theirs = pty.openpty()
-    with os.fdopen(theirs, "w") as terminal:
-        monkeypatch.setattr(sys, "stderr", terminal)
-        monkeypatch.setenv("TERM", "xterm")
-        monkeypatch.setenv("COLUMNS", "120")
-        with evaluate.follow() as on_event:
-            on_event(Event("stage", 1, 3, "s7", "sdpa", "time", 4, 9, "time sdpa"))
-        terminal.flush()
-    # One read returns what the terminal has passed on so far; once the other end is closed, the last one raises.
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR", "CI")}
+    process = subprocess.Popen(
+        command, cwd=folder, stdin=theirs, stdout=theirs, stderr=theirs, env=environment | {"TERM": "xterm"}
+    )
+    os.close(theirs)
     text = b""
+    # One read returns what the terminal has passed on so far; once the other end is closed, the last one raises.
     with contextlib.suppress(OSError):
         while part := os.read(ours, 65536):
             text += part
     os.close(ours)
-    text = text.decode()
-    assert "process 2/3  shape s7  sdpa  time" in text and "4/9" in text
+    assert process.wait(timeout=60) == ExitCode.COMPLETE, text.decode()
+    # What a cursor movement or a colour leaves is the text alone; the bar redraws its line after a carriage return.
+    lines = re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text.decode()))
+    bars = [line for line in lines if line.startswith("process ") and "━" in line]
+    assert any("shape a" in line and "same.py" in line for line in bars)
+    assert any(re.search(r"\d+ s, about \d+ s left", line) for line in bars)
+    assert all(len(line) <= 80 for line in bars), "the bar stays on one line"
+    skips = [line for line in lines if line.startswith("not run on this device")]
+    assert len(skips) == 1 and "shapes slow, slower" in " ".join(lines)
+    (first,) = [place for place, line in enumerate(lines) if re.match(r" *─{20}", line)]
+    *rows, after = lines[first + 1 : first + 4]
+    assert [row.split()[0] for row in rows] == ["a", "b"] and not after.startswith(" " * 3), "no cell is split"
+    assert all(len(line) <= 80 for line in lines[first - 1 : first + 3])
+
+
+def test_lines_of_a_failure_are_cut_and_a_resumed_run_counts_from_its_own_first_process(capsys):
+    shapes = [Shape(name, 2, 8, 16, 2, 32, 1) for name in ("s1", "s2")]
+    show = evaluate.Lines(shapes)
+    show(Event("stage", 1, 3, "s1", "sdpa", "time", 4, 9, "time sdpa", 5.0, None))
+    show(Event("shape", 1, 3, "s1", "", "", 4, 9, "mine error: " + "x" * 5000, 5.0, 240.0))
+    show(Event("shape", 1, 3, "s2", "", "", 5, 9, "mine 1.00 ms", 6.0, 59.0))
+    show(Event("shape", 2, 3, "s1", "", "", 6, 9, "mine 1.00 ms", 7.0, 7400.0))
+    show(Event("shape", 2, 3, "s2", "", "", 9, 9, "mine 1.00 ms", 8.0, 0.0))
+    one, two, three = capsys.readouterr().err.splitlines()
+    assert one.startswith("[1/2] shape s1 2x8x16: mine error: xxx") and len(one) < 200
+    assert one.endswith("(process 2 of 3, about 4 min left)")
+    assert two == "[2/2] shape s2 2x8x16: mine 1.00 ms (process 2 of 3, about 59 s left)"
+    assert three == "Process 3 of 3, about 2 h 03 min left"

@@ -2,6 +2,7 @@
 
 import json
 
+import pandas
 import pytest
 
 from rooflane.eval import cli
@@ -131,9 +132,19 @@ def test_compare_has_a_verdict_an_exit_status_and_a_margin(rooflane, stored_run)
     assert rooflane("compare", null, f"{stored_run.folder}::eager", "--require", "equivalent")[0] == 0
     assert rooflane("compare", mine, sdpa, "--margin", "wide")[0] == ExitCode.USAGE
     out = rooflane("compare", mine, sdpa)[1]
-    assert "A is faster: the interval lies above the floor of 0.00% (provisional)" in out
+    assert "A is FASTER: the interval lies above the floor of 0.00% (provisional)" in " ".join(out.split())
 
 
 def test_a_report_that_cannot_be_written_says_where(rooflane, stored_run, tmp_path):
     status, _, err = rooflane("report", stored_run.folder, "--markdown", tmp_path)
     assert status == ExitCode.USAGE and f"{tmp_path}: cannot be written" in err and "name another place" in err
+
+
+def test_report_writes_the_frame_as_csv(rooflane, stored_run, tmp_path):
+    path = tmp_path / "calls.csv"
+    status, out, _ = rooflane("report", stored_run.folder, "--csv", path)
+    assert status == 0 and f"calls written to {path}" in out
+    frame = stored_run.frame()
+    pandas.testing.assert_frame_equal(pandas.read_csv(path, dtype=frame.dtypes.to_dict()), frame)
+    assert "verdict by shape" not in rooflane("report", stored_run.folder)[1]
+    assert "verdict by shape" in rooflane("report", stored_run.folder, "--details")[1]

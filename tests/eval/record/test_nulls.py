@@ -4,7 +4,7 @@ import pytest
 
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.record.nulls import NullResult, append_nulls, matching, read_nulls, store_path, stored_logs
-from rooflane.eval.record.run import open_run
+from rooflane.eval.stats.run import find_nulls, open_run
 
 
 @pytest.fixture(autouse=True)
@@ -68,14 +68,14 @@ def test_a_store_that_cannot_be_written_costs_no_run(stored_run, tmp_path, monke
 
 
 def test_nulls_of_a_folder_of_runs(stored_run, tmp_path):
-    (found,) = read_nulls(stored_run.folder.parent)
+    (found,) = find_nulls(stored_run.folder.parent)
     labels = {shape.label() for shape in stored_run.meta.shape_list()}
     assert (found.arm, found.processes, set(found.shapes)) == ("eager", 6, labels)
     assert found.log == pytest.approx(0) and found.sd == pytest.approx(0)
     with pytest.raises(EvaluationError, match="holds no run"):
-        read_nulls(tmp_path)
+        find_nulls(tmp_path)
 
 
 def test_the_committed_records_have_a_null(root):
-    found = read_nulls(root / "briefs" / "records")
+    found = find_nulls(root / "briefs" / "records")
     assert {null.machine for null in found} == {"NVIDIA H200"}

@@ -4,7 +4,7 @@ import pytest
 
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.record.records import append_records, read_records
-from rooflane.eval.record.run import RECORDS_FILE, RUN_FILE, open_run
+from rooflane.eval.stats.run import RECORDS_FILE, RUN_FILE, open_run
 
 
 def test_rows_come_back_as_they_were(tmp_path, tiny_shape, make_record):

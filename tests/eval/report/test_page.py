@@ -18,10 +18,10 @@ import pytest
 
 from rooflane.eval import EvaluationError, cli, open_run
 from rooflane.eval.record.records import Verification
-from rooflane.eval.record.run import create_run
 from rooflane.eval.report import tables
-from rooflane.eval.report.page import read_page, render_page, sections, write_page
-from rooflane.eval.report.page.tabular import sort_key
+from rooflane.eval.report.page import read_page, render_page, write_page
+from rooflane.eval.report.page.tables import integrity_table, sort_key
+from rooflane.eval.stats.run import create_run
 from rooflane.shapes import Shape
 
 ROOT = Path(__file__).parents[3]
@@ -236,7 +236,7 @@ def test_findings_are_shown(tmp_path, make_meta, full_rows, make_record):
 
 def test_evidence_of_manipulation_stands_with_its_arm(stored_run, tmp_path):
     data = read_page(stored_run)
-    assert sections.integrity_table(data) is None
+    assert integrity_table(data) is None
     found = replace(data, integrity=(("a", "mine", "the clock was <replaced>"),))
     assert Page(render_page(found, tmp_path)).tables["Integrity"][1] == ["a", "mine", "the clock was <replaced>"]
 

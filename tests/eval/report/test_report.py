@@ -19,10 +19,10 @@ from rooflane.eval.stats.summary import summarise
 from rooflane.shapes import Shape
 
 
-def terminal(summary):
+def terminal(summary, width=240, details=True):
     """Return what the terminal shows."""
-    console = Console(file=io.StringIO(), width=240)
-    render_terminal(summary, console)
+    console = Console(file=io.StringIO(), width=width)
+    render_terminal(summary, console, details)
     return console.file.getvalue()
 
 
@@ -32,30 +32,59 @@ def test_the_same_records_give_the_same_bytes(stored_run):
     assert terminal(stored_run.summary()) == terminal(open_run(stored_run.folder).summary())
 
 
-@pytest.mark.parametrize("render", [render_markdown, render_readme_table, terminal])
-def test_speedup_interval_null_and_controls_stand_in_one_row(stored_run, render):
-    text = render(stored_run.summary())
-    (row,) = [line for line in text.splitlines() if "2x8x16 h2 f16 l1 causal" in line]
-    assert "2x [2, 2]" in row
-    assert "1.25x" in row
-    assert row.index("2x [2, 2]") < row.index("1x") < row.index("1.25x")
-    text = " ".join(text.split())
-    assert "geometric mean 2x [2, 2] over 2 of 2 shapes, floor 0.00% (provisional)" in text
-    assert "by process 2x, 2x, 2x, 2x, 2x, 2x; null 1x [1, 1]" in text
+def test_speedup_interval_null_and_controls_stand_in_one_row(stored_run):
+    summary = stored_run.summary()
+    for render in (render_markdown, render_readme_table, terminal):
+        text = render(summary)
+        row = next(line for line in text.splitlines() if "2x8x16 h2 f16 l1 causal" in line)
+        assert row.index("2.00x [2.00, 2.00]") < row.index("1.000x") < row.index("1.250x")
+        text = " ".join(text.split())
+        said = (
+            "geometric mean 2.00x [2.00, 2.00] over 2 of 2 shapes; FASTER: the interval lies above the floor of 0.00%"
+        )
+        assert f"{said} (provisional); floor 0.00% (provisional); null 1.000x [1.000, 1.000]" in text
+        if render is not terminal:
+            assert "by process 2.00x, 2.00x, 2.00x, 2.00x, 2.00x, 2.00x; sign-flip p 0.031" in text
 
 
-def test_the_scripts_own_rounds_have_a_table_of_their_own(make_meta, full_rows, stored_run):
-    """Medians over six processes of 400 to 410 us and of eager's 800 beside them."""
-    assert "as the organiser's script times it" not in render_markdown(stored_run.summary())
-    shape = Shape("a", 2, 8, 16, 2, 16, 1, True)
-    meta = make_meta([shape])
+def test_a_run_ends_with_one_table_and_the_headline_within_30_lines(make_meta, full_rows, make_record):
+    """Ten of 14 shapes are skipped, for two reasons that differ in a number alone within each."""
+    shapes = [Shape(str(index), 2, 8, 16, 2, 16, 1) for index in range(1, 15)]
+    meta = make_meta(shapes, quick=True, processes=3)
     rows = []
     for row in full_rows(meta, {"mine": 2.0}):
-        bare = {"bare_ns": [[400_000 + 2000 * row.process] * 3] * 4, "bare_eager_ns": [[800_000] * 3] * 4}
-        timing = row.timing.model_copy(update=bare if row.arm == "mine" else {})
-        rows.append(row.model_copy(update={"timing": timing}))
-    text = render_markdown(summarise(meta, rows))
-    assert "| a | 0.800 (0.800-0.800) | 0.405 (0.400-0.410) | 1.98x |" in text
+        at = int(row.shape_id)
+        if at > 4:
+            reason = f"eager is predicted to take {at}.5 s a call" if at < 9 else "the time budget of 390 s is spent"
+            row = make_record(Shape(**row.shape), row.process, row.arm, None, status="skipped", reason=reason)
+        rows.append(row)
+    summary = summarise(meta, rows)
+    assert summary.not_run == tuple(map(str, range(5, 15)))
+    assert summary.state == "every checked output correct on 4 of 14 shapes; 10 not run"
+    text = terminal(summary, 160, details=False)
+    assert len(text.splitlines()) <= 30 and text.count("speedup over eager") == 1
+    assert "over 4 of 14 shapes; 10 not run; no verdict: a quick run claims no verdict" in " ".join(text.split())
+    for report in (text, render_markdown(summary)):
+        report = report.lower()
+        assert "not run: shapes 5, 6, 7, 8: eager is predicted to take 5.5 to 8.5 s a call" in report
+        assert "not run: shapes 9, 10, 11, 12, 13, 14: the time budget of 390 s is spent" in report
+        assert "complete" not in report
+    # All 14 in one table are as many lines as there can be.
+    whole = summarise(meta, full_rows(meta, {"mine": 2.0}))
+    assert len(terminal(whole, 160, details=False).splitlines()) <= 30
+    assert whole.state == "complete, every checked output correct"
+
+
+def test_brackets_in_names_and_reasons_are_text(make_meta, full_rows, make_record):
+    name = "[yellow]note[/].py"
+    meta = make_meta([Shape("[b]", 2, 8, 16, 2, 16, 1)], candidates=(name,), controls=("identity",))
+    rows = [row.model_copy(update={"reason": "[/oops] :boom:"}) for row in full_rows(meta, {name: 2.0})]
+    rows[-1] = rows[-1].model_copy(update={"status": "incorrect"})
+    for width in (80, 240):
+        for details in (False, True):
+            text = terminal(summarise(meta, rows), width, details)
+            assert f"{name}: event time in ms" in text and "\n[b]" in text
+    assert "[/oops] :boom:" in text
 
 
 def test_failures_and_skips_are_listed_with_their_reasons(make_meta, full_rows, make_record, stored_run):
@@ -112,7 +141,7 @@ def test_verdicts_states_clocks_and_costs_have_their_tables(make_meta, full_rows
             row = row.model_copy(update={"timing": row.timing.model_copy(update=states), "setup_s": 2.0})
         rows.append(row)
     text = render_markdown(summarise(meta, rows))
-    assert "| a | FASTER | 2x [2, 2] | 2x [2, 2] |" in text
+    assert "| a | FASTER | 2.00x [2.00, 2.00] | 2.00x [2.00, 2.00] |" in text
     # event 0.5, device half of it and host a quarter; idle start 9 us more.
     clocks = next(line for line in text.splitlines() if line.startswith("| a |") and "50.0%" in line)
     assert " 0.250 | 0.509 | 0.125 | 50.0% |" in clocks
@@ -153,4 +182,4 @@ def test_dropped_blocks_are_counted_with_their_reason(make_meta, full_rows):
     text = render_markdown(summarise(meta, rows))
     assert "1 of 6 blocks dropped for every arm (1 by another process)." in text.replace("- 1 of", "1 of")
     # That process had no other block, so the mean is over five of the six that were planned.
-    assert "by process 2x, 2x, 2x, 2x, 2x (process 4 left out, with no clean block of shape a);" in text
+    assert "by process 2.00x, 2.00x, 2.00x, 2.00x, 2.00x; process 4 left out, with no clean block of shape a;" in text

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rooflane.baseline import build_baseline
-from rooflane.eval.check.gate import ATOL, BIN_EDGES, TruthCheck, check_gate
+from rooflane.eval.check.gate import ATOL, check_gate
 from rooflane.eval.check.truth import (
     PLAIN,
     STRESSES,
@@ -17,7 +17,7 @@ from rooflane.eval.check.truth import (
     run_stress,
     stressed,
 )
-from rooflane.eval.record.records import Verification
+from rooflane.eval.record.records import BIN_EDGES, TruthCheck, Verification
 from rooflane.eval.stats.accuracy import COLUMNS, accuracy_lines, histogram
 from rooflane.shapes import Shape
 

@@ -3,7 +3,7 @@
 import pytest
 
 from rooflane.eval import EvaluationError, compare
-from rooflane.eval.record.run import create_run
+from rooflane.eval.stats.run import create_run
 from rooflane.shapes import Shape
 
 

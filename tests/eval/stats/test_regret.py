@@ -9,8 +9,8 @@ import pytest
 from rooflane.dispatch import parse_rules
 from rooflane.eval import cli
 from rooflane.eval.exit_codes import EvaluationError
-from rooflane.eval.record.run import create_run
 from rooflane.eval.stats.regret import regret
+from rooflane.eval.stats.run import create_run
 from rooflane.shapes import Shape
 
 SHAPES = [Shape("a", 2, 8, 16, 2, 16, 1), Shape("b", 1, 16, 16, 2, 16, 1)]

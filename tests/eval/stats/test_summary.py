@@ -6,7 +6,9 @@ import pytest
 
 from rooflane.eval.exit_codes import ExitCode
 from rooflane.eval.record.records import Verification
-from rooflane.eval.stats.summary import log_ratios, summarise
+from rooflane.eval.stats.estimator import pair_arms
+from rooflane.eval.stats.rounds import rounds_of
+from rooflane.eval.stats.summary import summarise
 from rooflane.shapes import Shape
 
 A = Shape("a", 2, 8, 16, 2, 16, 1)
@@ -91,7 +93,7 @@ def test_an_infeasible_shape_is_outside_the_mean_and_compared_with_the_reference
         rows.append(reference.model_copy(update={"timing": timing}))
     summary = summarise(meta, rows)
     cells = summary.row("huge").cells
-    assert cells["chunked_reference"].event_ms.median == pytest.approx(96.0)
+    assert cells["chunked_reference"].event_ms.centre == pytest.approx(96.0)
     assert cells["mine"].speedup.centre == pytest.approx(96 / 9)
     assert summary.headlines[0].shapes == 1
     assert summary.exit_code() is ExitCode.COMPLETE
@@ -168,14 +170,13 @@ def test_no_number_of_the_summary_is_nan(meta, full_rows):
 
 
 def test_rows_timed_beside_each_other_have_a_log_ratio_a_process(make_record):
-    base = {process: make_record(A, process, "eager", (4000, 4000)) for process in range(3)}
-    arm = {
-        0: make_record(A, 0, "mine", (1000, 4000)),
-        1: make_record(A, 1, "mine", (0, 1000)),
-        2: make_record(A, 2, "mine", None),
-    }
+    rows = [make_record(A, process, "eager", (4000, 4000)) for process in range(3)]
+    rows += [make_record(A, 0, "mine", (1000, 4000)), make_record(A, 1, "mine", (0, 1000))]
+    rows.append(make_record(A, 2, "mine", None))
+    pair = pair_arms(rounds_of(rows), "a", "eager", "mine")
     # Two rounds, 4x and 1x: their geometric mean is 2x; a time of zero and a missing one have no ratio.
-    assert log_ratios(base, arm) == {0: pytest.approx(math.log(2))}
+    assert pair.logs == {0: pytest.approx(math.log(2))}
+    assert (math.exp(pair.base[0]), math.exp(pair.arm[0])) == (pytest.approx(4000), pytest.approx(2000))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from rooflane.eval.exit_codes import EvaluationError, ExitCode
-from rooflane.eval.record.run import create_run
+from rooflane.eval.stats.run import create_run
 from rooflane.eval.submit.beside import compare_with_run, pair_of
 from rooflane.eval.submit.parse import parse_output
 from rooflane.eval.submit.records import SubmitMeta, SubmitRow, create_submission

@@ -23,9 +23,16 @@ from rooflane.eval.record.records import (
     append_records,
     read_records,
 )
+from rooflane.eval.stats.summary import Summary, campaign_nulls, summarise
+from rooflane.eval.stats.verdict import Verdict
 
 if TYPE_CHECKING:
-    from rooflane.eval.stats.summary import Summary
+    from pandas import DataFrame
+
+
+# The clocks of a timing that a frame holds; those in `ROUND_CLOCKS` have their times by round.
+CLOCKS = ("event", "host", "device", "idle", "harness", "cold", "rotating")
+ROUND_CLOCKS = ("event", "host")
 
 
 @dataclass
@@ -63,9 +70,41 @@ class Run:
         The floor comes from the nulls that were stored when the run was finished and lie beside its rows, so that a
         report made anew is the same; `stored` takes others in their place.
         """
-        from rooflane.eval.stats.summary import summarise
-
         return summarise(self.meta, self.records(), self.stored_nulls() if stored is None else stored)
+
+    def frame(self) -> DataFrame:
+        """Return every timed call of the run, one row a call.
+
+        Columns: shape, arm, kind, process, round, call, clock, ns, clean, status, verdict. `clock` is one of `CLOCKS`.
+        `round` is missing for the clocks without rounds. `clean` is false in a block that was dropped for every arm.
+        `status` is that of the arm in this process, `verdict` that of a candidate on the shape. An arm without times
+        has no row.
+        """
+        import numpy
+        import pandas
+
+        summary = self.summary()
+        rows, times = [], []
+        for record in self.records():
+            if record.timing is None:
+                continue
+            shape, process = record.shape_id, record.process
+            cell = summary.row(shape).cells.get(record.arm)
+            verdict = str(cell.verdict if cell else Verdict.NONE)
+            dropped = summary.contamination.at(shape, process)
+            for clock in CLOCKS:
+                taken = getattr(record.timing, f"{clock}_ns")
+                for index, part in enumerate(taken) if clock in ROUND_CLOCKS else ((None, taken),):
+                    clean = index is None or index // 2 not in dropped
+                    rows.append((shape, record.arm, record.kind, process, index, clock, clean, record.status, verdict))
+                    times.append(numpy.asarray(part, dtype=int))
+        names = ["shape", "arm", "kind", "process", "round", "clock", "clean", "status", "verdict"]
+        frame = pandas.DataFrame(rows, columns=names).astype({"round": "Int64"})
+        frame = frame.loc[frame.index.repeat([len(part) for part in times])].reset_index(drop=True)
+        empty = numpy.empty(0, dtype=int)
+        frame.insert(5, "call", numpy.concatenate([empty, *(numpy.arange(len(part)) for part in times)]))
+        frame.insert(7, "ns", numpy.concatenate([empty, *times]))
+        return frame
 
     def stored_nulls(self) -> list[NullResult]:
         """Return the nulls of earlier campaigns that this run's floor rests on."""
@@ -74,8 +113,6 @@ class Run:
 
     def nulls(self) -> list[NullResult]:
         """Return this run's own nulls, as later campaigns may use them."""
-        from rooflane.eval.stats.summary import campaign_nulls
-
         return campaign_nulls(self.meta, self.records(), self._process_s())
 
     def resume(self) -> None:
@@ -158,3 +195,16 @@ def read_run(folder: str | Path) -> Run:
             f"{path}: not a run of this version ({where}: {first['msg']}); read it with the rooflane that wrote it"
         ) from None
     return Run(folder, meta)
+
+
+def find_nulls(path: Path) -> list[NullResult]:
+    """Return the null results of a store, of a run folder, or of a folder of run folders.
+
+    Raises `EvaluationError` when nothing of that name exists, or when a line is no null result.
+    """
+    if not path.is_dir():
+        return read_nulls(path)
+    folders = [path] if (path / RUN_FILE).exists() else sorted(found.parent for found in path.glob(f"*/{RUN_FILE}"))
+    if not folders:
+        raise EvaluationError(f"{path}: holds no run; name a file of nulls, a run folder or a folder of runs")
+    return [null for folder in folders for null in open_run(folder).nulls()]

@@ -5,9 +5,8 @@ import math
 import pytest
 
 from rooflane.eval.stats.estimator import combine, half_width, holm_levels
-from rooflane.eval.stats.floor import Floor, find_floors, null_floor
 from rooflane.eval.stats.intervals import Interval, t_interval
-from rooflane.eval.stats.verdict import Verdict, judge, judge_campaign
+from rooflane.eval.stats.verdict import Floor, Verdict, find_floors, judge, judge_campaign, null_floor
 
 QUIET = [0.002, -0.001, 0.001, -0.002, 0.0015, -0.0015, 0.0005, -0.0005]
 LOUD = [8 * value for value in QUIET]
