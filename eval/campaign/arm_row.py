@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from rooflane.eval.campaign.launch import Crash
 from rooflane.eval.check.verify import CallFailed, WrongOutput
 from rooflane.eval.record.arm_id import ArmId
 from rooflane.eval.record.records import Record, Status, Timing, Verification
@@ -25,10 +26,12 @@ class ArmRow:
     peak_bytes: int | None = None
     integrity: list[str] = field(default_factory=list)
     ready: bool = False
+    silent: bool = False
 
     def fail(self, error: Exception, doing: str) -> None:
         """Note how the arm failed; it is not ready for anything more."""
         self.ready = False
+        self.silent = isinstance(error, Crash) and error.silent
         if isinstance(error, WrongOutput):
             self.status, self.reason = "incorrect", str(error)
         elif isinstance(error, CallFailed):

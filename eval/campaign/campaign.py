@@ -27,7 +27,7 @@ from rooflane.dispatch import Profile, RuleError
 from rooflane.eval.campaign.forkserver import fork_server
 from rooflane.eval.campaign.gpu_lock import campaign_lock, device_key
 from rooflane.eval.campaign.pending import Owed
-from rooflane.eval.campaign.planning import compiles, predict, profile_for
+from rooflane.eval.campaign.planning import compiles, predict, profile_for, skip_reasons
 from rooflane.eval.campaign.session import ProcessContext
 from rooflane.eval.campaign.shape_work import ShapeWork
 from rooflane.eval.campaign.team import ReferenceLost, Team
@@ -126,6 +126,7 @@ def evaluate(
         predictions=[predict(shape, profile, parsed, rules) for shape in shapes],
         rules=RulesUsed(source=rules.title(), digest=rules.digest(), text=rules.text()),
     )
+    meta = meta.model_copy(update={"not_run": skip_reasons(meta, wanted)})
     with campaign_lock(device_key(device), meta.id):
         run = create_run(Path(runs_dir), meta)
         return Campaign(run, on_event, started).run_all()
@@ -184,8 +185,8 @@ class Campaign:
     def _run_process(self, process: int) -> None:
         """Bring one process's rows to completion, with as many teams of workers as it takes."""
         skipped = self.owed.foregone(process)
-        self._add(skipped)
         self.skipped += len(skipped)
+        self._add(skipped)
         if process == 0:
             self._tell_skipped(skipped)
         order = list(self.owed.shapes.values())
@@ -211,8 +212,14 @@ class Campaign:
         # The table the run was predicted with, whatever has become of its file since.
         rules = self.meta.rules.text if self.meta.rules else load_rule_table(self.settings.rules).text()
         hello = Hello(self.meta.device, self.meta.profile, rules, describe=False)
-        team = Team(self.meta.candidates, hello, self.settings.arm_timeout_s, self.spent)
         deadline = self._deadline(process)
+        team = Team(
+            self.meta.candidates,
+            hello,
+            self.settings.arm_timeout_s,
+            self.spent,
+            lambda text: self._tell("note", process, self.at, text=text),
+        )
         try:
             with team.spending("start-up"):
                 if compiles(self.meta, process) and (server := fork_server()):
@@ -233,15 +240,15 @@ class Campaign:
                 ),
                 on_rows=self._add,
                 telemetry=lambda: telemetry.read(team.count()),
+                deadline=deadline,
+                silent=self.owed.silent,
             )
             for index, item in enumerate(todo):
                 self.at = item.shape["id"]
                 share = (deadline - monotonic()) / (len(todo) - index)
-                work = ShapeWork(context, Shape(**item.shape), item, monotonic() + share)
-                if monotonic() > deadline:
-                    work.skip_all("the run's time budget was spent before its turn")
-                else:
-                    work.run()
+                # A planned shape runs, with its fewest calls, when the budget is spent too: which shapes a run has must
+                # not depend on what else the machine did.
+                ShapeWork(context, Shape(**item.shape), item, monotonic() + share).run()
                 self._tell("shape", process, self.at, text=self._figures(process, self.at))
         finally:
             team.close()

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
 from typing import Any
@@ -20,13 +21,19 @@ from rooflane.eval.worker.interpreter import module_command
 from rooflane.eval.worker.protocol import InvalidMessage, Message, Request, decode_answer, encode_request
 
 POLL_S = 0.5
+# An answer that takes longer is reported while it is waited for.
+LONG_WAIT_S = 30.0
 # What is kept of a worker's output for the reason of a crash; a candidate may print without end.
 TAIL_BYTES = 8192
 TAIL_CHARACTERS = 300
 
 
 class Crash(Exception):
-    """A worker that died, hung or spoke nonsense; the text is one line on how."""
+    """A worker that died, hung or spoke nonsense; the text is one line on how, `silent` tells that it hung."""
+
+    def __init__(self, reason: str, *, silent: bool = False) -> None:
+        super().__init__(reason)
+        self.silent = silent
 
 
 class Buffer:
@@ -85,19 +92,28 @@ class WorkerProcess:
         except OSError:
             raise self._crash("gone", stage) from None
 
-    def receive(self, stage: str) -> Message:
-        """Wait for the answer to the request sent.
+    def receive(
+        self, stage: str, limit_s: float | None = None, on_wait: Callable[[float, float], None] | None = None
+    ) -> Message:
+        """Wait for the answer to the request sent, `limit_s` seconds or the worker's own limit.
 
+        `on_wait` is called once, with the seconds waited and the limit, when the answer takes long.
         Raises `Crash` when the worker dies, is silent for too long, or gives an answer that the request does not have.
         """
-        deadline = monotonic() + self.timeout_s
+        started = monotonic()
+        limit_s = self.timeout_s if limit_s is None else min(limit_s, self.timeout_s)
         while True:
             answer = self._take_line(stage)
             if answer is not None:
                 return answer
-            left = deadline - monotonic()
+            waited = monotonic() - started
+            left = limit_s - waited
             if left <= 0:
-                raise self._crash("silent", stage)
+                self._kill()
+                raise Crash(f"the worker gave no answer for {limit_s:.3g} s at {stage} and was ended", silent=True)
+            if on_wait and waited >= LONG_WAIT_S:
+                on_wait(waited, limit_s)
+                on_wait = None
             ready = self._selector.select(min(POLL_S, left))
             for key, _ in ready:
                 data = os.read(key.fd, 1 << 20) if key.fd == self._output else self._receive_bytes()
@@ -115,10 +131,16 @@ class WorkerProcess:
             if not ready and self._handle.poll() is not None:
                 raise self._crash("gone", stage)
 
-    def ask(self, request: Request, stage: str) -> Message:
-        """Send a request and wait for its answer."""
+    def ask(
+        self,
+        request: Request,
+        stage: str,
+        limit_s: float | None = None,
+        on_wait: Callable[[float, float], None] | None = None,
+    ) -> Message:
+        """Send a request and wait for its answer, as `receive` does."""
         self.send(request, stage)
-        return self.receive(stage)
+        return self.receive(stage, limit_s, on_wait)
 
     def printed(self) -> str:
         """Return the end of what the worker printed since it was last asked, on one line."""
@@ -171,9 +193,6 @@ class WorkerProcess:
     def _crash(self, kind: str, stage: str) -> Crash:
         """End the worker and return how it went."""
         at = f" at {stage}"
-        if kind == "silent":
-            self._kill()
-            return Crash(f"the worker said nothing for {self.timeout_s:g} s{at} and was ended")
         if kind == "invalid":
             self._kill()
             return Crash(f"the worker's answer{at} is not what was asked for, and it was ended")

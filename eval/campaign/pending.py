@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rooflane.eval.campaign.planning import foregone_candidates, infeasible, skip_reasons
 from rooflane.eval.campaign.team import ReferenceLost
 from rooflane.eval.record.arm_id import EAGER_ARM, parse_arm
-from rooflane.eval.record.records import EAGER, Key, Record, RunMeta
+from rooflane.eval.record.records import ANCHOR, EAGER, NOOP, Key, Record, RunMeta
 from rooflane.eval.record.settings import Settings, ShapeTodo
 from rooflane.eval.report.tables import size
 from rooflane.shapes import Shape
@@ -28,7 +28,9 @@ class Owed:
             for shape_id in self.shapes
             for arm in meta.planned(process, shape_id)
         }
-        self.skips = skip_reasons(meta, settings, tuple(self.planned))
+        self.not_run = skip_reasons(meta, settings) if meta.not_run is None else meta.not_run
+        # Shape and candidate whose worker hung in this part of the run.
+        self.silent: set[tuple[str, str]] = set()
 
     @property
     def done(self) -> int:
@@ -68,20 +70,35 @@ class Owed:
                 reason = f"eager needs {size(need)} at its peak, the device has {size(have)}"
                 foregone[EAGER] = ("infeasible", reason)
                 foregone |= foregone_candidates(self.meta, self.settings, shape)
-            elif self.skips[shape.id]:
-                foregone = dict.fromkeys(self.meta.planned(process, shape.id), ("skipped", self.skips[shape.id]))
+            elif reason := self.not_run.get(shape.id):
+                foregone = dict.fromkeys(self.meta.planned(process, shape.id), ("skipped", reason))
             else:
-                # What the first process had no time to set up, the others would not pair with.
-                planned = self.meta.planned(process, shape.id) if process else ()
-                first = {arm: self.rows.get((0, shape.id, arm)) for arm in planned if arm in self.meta.controls}
-                skipped = {arm: row for arm, row in first.items() if row and row.status == "skipped"}
-                foregone = {arm: ("skipped", row.reason) for arm, row in skipped.items()}
+                foregone = self._settled(process, shape)
             records += [
                 self._bare_record(process, shape, arm, status, reason)
                 for arm, (status, reason) in foregone.items()
                 if (process, shape.id, arm) not in self.rows
             ]
         return records
+
+    def _settled(self, process: int, shape: Shape) -> dict[str, tuple[str, str]]:
+        """Return the arms whose row an earlier process has settled: status and reason."""
+        if not process:
+            return {}
+        planned = self.meta.planned(process, shape.id)
+        first = {arm: self.rows.get((0, shape.id, arm)) for arm in planned}
+        eager = first[EAGER]
+        if eager and eager.status == "skipped":
+            return dict.fromkeys(planned, ("skipped", eager.reason))
+        # What the first process had no time to set up, the others would not pair with.
+        skipped = {arm: row for arm, row in first.items() if arm in self.meta.controls and row}
+        found = {arm: ("skipped", row.reason) for arm, row in skipped.items() if row.status == "skipped"}
+        if all(first[arm] and first[arm].timing is None for arm in self.meta.candidates):
+            reason = "no candidate was timed on this shape in the first process, so there is nothing to compare"
+            context = [arm for arm in planned if arm in (*self.meta.controls, NOOP, ANCHOR)]
+            found |= dict.fromkeys(context, ("skipped", reason))
+        hung = [arm for arm in self.meta.candidates if (shape.id, arm) in self.silent]
+        return found | dict.fromkeys(hung, ("error", "not asked again: it gave no answer in an earlier process"))
 
     def losses(self, process: int, lost: ReferenceLost, todo: Sequence[ShapeTodo], at: str) -> list[Record]:
         """Return the error rows a lost reference costs, `at` being the shape at hand.

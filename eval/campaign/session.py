@@ -5,9 +5,11 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
+from time import monotonic
 from typing import Any, TypeVar
 
-from rooflane.dispatch import Profile
+from rooflane.dispatch import Profile, classify
 from rooflane.eval.campaign.arm_row import ArmRow
 from rooflane.eval.campaign.launch import Crash
 from rooflane.eval.campaign.team import Doing, ReferenceLost, Team
@@ -21,6 +23,12 @@ from rooflane.eval.worker import protocol
 from rooflane.shapes import Shape
 
 A = TypeVar("A")
+# What a candidate's answer may take: a build that compiles, any other request, and calls of eager as slow as those.
+BUILD_LIMIT_S = 300.0
+CALL_LIMIT_S = 60.0
+EAGER_CALLS = 100
+# Granted when the run's time budget is spent too.
+LIMIT_LEAST_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -38,6 +46,9 @@ class ProcessContext:
     on_stage: Callable[[str, Doing], None]
     on_rows: Callable[[Sequence[Record]], None]
     telemetry: Callable[[], dict[str, Any] | None]
+    # When the process should have ended, by `time.monotonic()`, and the shapes on which a candidate hung.
+    deadline: float = inf
+    silent: set[tuple[str, str]] = field(default_factory=set)
     setup_s: dict[ArmId, float] = field(default_factory=dict)
 
 
@@ -52,6 +63,8 @@ class ShapeDesk:
         self.todo = todo
         self.deadline = deadline
         self.telemetry: dict[str, Any] = {}
+        # Seconds of eager's first call; not known where eager does not fit, and then no bound on a candidate's.
+        self.eager_s = inf
         # Inputs each worker may hold at once.
         self.capacities: dict[str, int] = {}
 
@@ -83,12 +96,14 @@ class ShapeDesk:
 
     def beginning(self, worker: str) -> protocol.BeginShape:
         """Return what a worker begins this shape with."""
-        # The cap stands for a smaller device; a chunked reference may use what is really there.
+        # A cap of the run's own stands for a smaller device; a chunked reference may use what is really there.
         capped = not (self.todo.oversize and worker == REFERENCE)
         cap = self.settings.memory_cap_bytes if capped else None
         if self.context.device == "cpu":
-            # Nothing else stands between a user's own file, tried on a shape too large for eager, and all the memory.
-            cap = available_memory_bytes() if capped and self.todo.oversize else None
+            # An allocation past what is free must fail; the system would otherwise end some process.
+            free = available_memory_bytes()
+            tight = self.todo.oversize or classify(self.shape, self.context.profile).peak_bytes > free
+            cap = free if capped and tight else None
         return protocol.BeginShape(self.shape, self.seed("weights"), cap)
 
     def _begun(self, worker: str, answer: protocol.Begun | CallFailed) -> None:
@@ -105,7 +120,15 @@ class ShapeDesk:
         """Ask a worker, and say what is at hand; raises like `Team.ask`."""
         doing = Doing(what, arm)
         self.context.on_stage(self.shape.id, doing)
-        return self.team.ask(worker, request, doing)
+        return self.team.ask(worker, request, doing, self._limit_s(worker, request))
+
+    def _limit_s(self, worker: str, request: protocol.Request) -> float | None:
+        """Return the seconds that a candidate's answer may take, None for the reference: its worker has one limit."""
+        if worker == REFERENCE:
+            return None
+        least = BUILD_LIMIT_S if isinstance(request, protocol.Build) else CALL_LIMIT_S
+        limit = max(least, EAGER_CALLS * self.eager_s)
+        return max(LIMIT_LEAST_S, min(limit, self.context.deadline - monotonic()))
 
     def subject_of(self, row: ArmRow) -> ArmWorker:
         """Return an arm in its worker, as verification asks it."""
@@ -148,6 +171,7 @@ class ShapeDesk:
             "environment": self.team.environment,
             "measured_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         }
+        self.context.silent.update((self.shape.id, row.arm.name) for row in rows if row.silent)
         self.context.on_rows([row.record(seeds=self._seeds(row), **common) for row in rows])
 
     def _seeds(self, row: ArmRow) -> dict[str, int]:

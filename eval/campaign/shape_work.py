@@ -41,6 +41,7 @@ class ShapeWork(ShapeDesk):
             self.skip_all(f"the first eager call took {eager.setup_s:.1f} s, over {limit:g} s")
             return
         eager.ready = True
+        self.eager_s = eager.setup_s
         self.compare_arms(eager)
 
     def hold_reference(self, *, call: bool) -> float | None:

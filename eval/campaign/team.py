@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -41,9 +41,17 @@ class ReferenceLost(Exception):
 class Team:
     """Workers by name; one that ended is started again by `ensure`, when the next shape begins."""
 
-    def __init__(self, candidates: Sequence[str], hello: Hello, timeout_s: float, spent: Spent | None = None) -> None:
+    def __init__(
+        self,
+        candidates: Sequence[str],
+        hello: Hello,
+        timeout_s: float,
+        spent: Spent | None = None,
+        on_note: Callable[[str], None] = lambda text: None,
+    ) -> None:
         self._hello = hello
         self._timeout_s = timeout_s
+        self._on_note = on_note
         self._buffers = {name: Buffer() for name in (REFERENCE, *candidates)}
         self._workers: dict[str, WorkerProcess] = {}
         self._forged: dict[str, list[str]] = {}
@@ -80,8 +88,8 @@ class Team:
             self._keep_forged(name, self._workers[name])
         return list(dict.fromkeys(self._forged.pop(name, [])))
 
-    def ask(self, name: str, request: Request[A], doing: Doing) -> A:
-        """Ask a worker and return its answer.
+    def ask(self, name: str, request: Request[A], doing: Doing, limit_s: float | None = None) -> A:
+        """Ask a worker and return its answer; one that has not come after `limit_s` seconds is a crash.
 
         Raises `Crash` when a candidate's worker is lost by it, `ReferenceLost` when the reference's is, `CallFailed`
         and `WrongOutput` where the answer says so.
@@ -90,7 +98,14 @@ class Team:
             if name not in self._workers:
                 raise Crash("the worker it lived in had ended")
             worker = self._workers[name]
-            answer = worker.ask(request, str(doing))
+            on_wait = (
+                None
+                if name == REFERENCE
+                else lambda waited, limit: self._on_note(
+                    f"{doing}: no answer for {waited:.0f} s; its worker is ended at {limit:.0f} s"
+                )
+            )
+            answer = worker.ask(request, str(doing), limit_s, on_wait)
             if name != REFERENCE and is_failure(answer) and (printed := worker.printed()):
                 answer = replace(answer, reason=f"{answer.reason}; it printed: {printed}")
         except Crash as crash:

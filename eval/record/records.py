@@ -254,6 +254,11 @@ class RunMeta(BaseModel):
     profile: dict[str, Any]
     price_per_hour: float | None
     predictions: list[Prediction]
+    not_run: dict[str, str] | None = Field(
+        default=None,
+        description="shapes that eager fits and that the run leaves out, with the reason, decided before anything ran; "
+        "None in older runs",
+    )
     rules: RulesUsed | None = Field(default=None, description="None in runs of before tables were recorded")
 
     def shape_list(self) -> list[Shape]:

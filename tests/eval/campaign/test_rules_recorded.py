@@ -38,7 +38,7 @@ def test_the_record_names_table_digest_and_every_row(started, tiny_shape):
 class Heard(Exception):
     """Raised where workers would be started, with what they would be told first."""
 
-    def __init__(self, candidates, hello, timeout_s, spent):
+    def __init__(self, candidates, hello, *rest):
         super().__init__()
         self.hello = hello
 
