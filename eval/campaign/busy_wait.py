@@ -14,14 +14,14 @@ from rooflane.eval.worker import protocol
 from rooflane.eval.worker.cpu_pinning import core_shares, usable_cores
 
 if TYPE_CHECKING:
-    from rooflane.eval.campaign.session import ShapeDesk
+    from rooflane.eval.campaign.session import ShapeSession
 
 # For the parent and for the rest of the machine.
 SPARE_CORES = 2
 
 
 @contextmanager
-def awake(work: ShapeDesk, workers: Sequence[str]) -> Iterator[None]:
+def awake(work: ShapeSession, workers: Sequence[str]) -> Iterator[None]:
     """Have a GPU's workers wait awake, each on cores of its own, where that leaves cores to spare.
 
     Not on a CPU: there the arms' threads need every core.
@@ -39,13 +39,13 @@ def awake(work: ShapeDesk, workers: Sequence[str]) -> Iterator[None]:
     _let_sleep(work, workers)
 
 
-def _let_sleep(work: ShapeDesk, workers: Sequence[str]) -> None:
+def _let_sleep(work: ShapeSession, workers: Sequence[str]) -> None:
     for worker in workers:
         if worker in work.team:
             _ask(work, worker, protocol.BusyWait(on=False, cores=[]))
 
 
-def _ask(work: ShapeDesk, worker: str, request: protocol.BusyWait) -> None:
+def _ask(work: ShapeSession, worker: str, request: protocol.BusyWait) -> None:
     arm = EAGER_ARM if worker == REFERENCE else ArmId(worker, "candidate", worker)
     # The next request to a lost worker tells of it, or the check of its process.
     with suppress(Crash, CallFailed, ReferenceLost):

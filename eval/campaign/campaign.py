@@ -26,7 +26,7 @@ from time import monotonic
 from rooflane.dispatch import Profile, RuleError
 from rooflane.eval.campaign.forkserver import fork_server
 from rooflane.eval.campaign.gpu_lock import campaign_lock, device_key
-from rooflane.eval.campaign.pending import Owed
+from rooflane.eval.campaign.pending import Pending
 from rooflane.eval.campaign.planning import compiles, predict, profile_for, skip_reasons
 from rooflane.eval.campaign.session import ProcessContext
 from rooflane.eval.campaign.shape_work import ShapeWork
@@ -151,14 +151,14 @@ class Campaign:
         # Drawn again when a run goes on, and on disk only when nothing is left to measure: a candidate could read it.
         self.seed = secrets.randbits(63) if self.settings.seed is None else self.settings.seed
         self.on_event = on_event or (lambda event: None)
-        self.owed = Owed(self.meta, self.settings, run.records())
+        self.pending = Pending(self.meta, self.settings, run.records())
         self.written = WrittenRecords(run.folder / RECORDS_FILE)
         self.started = monotonic() if started is None else started
         # What a killed part took is not known any more: then there is no account.
-        known = self.meta.spent_s or not self.owed.rows
+        known = self.meta.spent_s or not self.pending.rows
         self.spent = Spent(self.started, self.meta.spent_s) if known else None
         self.at = ""
-        self.done_before = self.owed.done
+        self.done_before = self.pending.done
         self.skipped = 0  # rows of this part that needed no worker
 
     def run_all(self) -> Run:
@@ -170,7 +170,7 @@ class Campaign:
             for process in range(self.settings.processes):
                 self._run_process(process)
             self.written.check()
-            if self.meta.seed is None and self.owed.done == len(self.owed.planned):
+            if self.meta.seed is None and self.pending.done == len(self.pending.planned):
                 account = self.spent.account() if self.spent else {}
                 share = round(overhead_share(account), 4) if account else None
                 self.run.update(seed=self.seed, spent_s=account, overhead_share=share)
@@ -184,28 +184,28 @@ class Campaign:
 
     def _run_process(self, process: int) -> None:
         """Bring one process's rows to completion, with as many teams of workers as it takes."""
-        skipped = self.owed.foregone(process)
+        skipped = self.pending.skipped_in_advance(process)
         self.skipped += len(skipped)
         self._add(skipped)
         if process == 0:
             self._tell_skipped(skipped)
-        order = list(self.owed.shapes.values())
+        order = list(self.pending.shapes.values())
         if self.settings.time_budget_s is None:
             random.Random(derive_seed(self.seed, process, "shape order")).shuffle(order)
         else:
             # Where time may run out, it is to run out on the same shapes in every process.
             order.sort(key=lambda shape: self.meta.prediction(shape.id).classification["predicted_s"])
-        while todo := self.owed.todo(process, order):
-            before = len(self.owed.rows)
+        while todo := self.pending.todo(process, order):
+            before = len(self.pending.rows)
             self.at = ""
             try:
                 self._run_team(process, todo)
             except ReferenceLost as lost:
-                self._add(self.owed.losses(process, lost, todo, self.at))
-            if len(self.owed.rows) == before:
+                self._add(self.pending.losses(process, lost, todo, self.at))
+            if len(self.pending.rows) == before:
                 # Nothing came of it, not even a name: more workers would meet the same end.
                 lost = ReferenceLost("the workers ended without a row", None)
-                self._add(self.owed.losses(process, lost, todo, ""))
+                self._add(self.pending.losses(process, lost, todo, ""))
 
     def _run_team(self, process: int, todo: tuple[ShapeTodo, ...]) -> None:
         """Measure what is to do with one team of workers."""
@@ -241,7 +241,7 @@ class Campaign:
                 on_rows=self._add,
                 telemetry=lambda: telemetry.read(team.count()),
                 deadline=deadline,
-                silent=self.owed.silent,
+                silent=self.pending.silent,
             )
             for index, item in enumerate(todo):
                 self.at = item.shape["id"]
@@ -267,13 +267,13 @@ class Campaign:
         if records:
             self.written.add(self.run.append(records))
         for record in records:
-            self.owed.add(record)
+            self.pending.add(record)
             text = f"{record.status}: {record.reason}" if record.reason else record.status
             self._tell("row", record.process, record.shape_id, record.arm, text=text)
 
     def _tell(self, kind: str, process: int = 0, shape: str = "", arm: str = "", stage: str = "", *, text: str) -> None:
         """Send an event to the caller's display."""
-        done, total = self.owed.done, len(self.owed.planned)
+        done, total = self.pending.done, len(self.pending.planned)
         elapsed = monotonic() - self.started
         event = Event(
             kind, process, self.settings.processes, shape, arm, stage, done, total, text, elapsed, self._left(process)
@@ -282,18 +282,18 @@ class Campaign:
 
     def _left(self, process: int) -> float | None:
         """Return the seconds that the rows to come will take, at the pace of the rows measured in this part."""
-        measured = self.owed.done - self.done_before - self.skipped
+        measured = self.pending.done - self.done_before - self.skipped
         if measured <= 0:
             return None
         # The later processes skip as many rows as each process did so far.
         to_skip = self.skipped / (process + 1) * (self.settings.processes - process - 1)
-        to_measure = max(0.0, len(self.owed.planned) - self.owed.done - to_skip)
+        to_measure = max(0.0, len(self.pending.planned) - self.pending.done - to_skip)
         return (monotonic() - self.started) / measured * to_measure
 
     def _tell_skipped(self, records: Sequence[Record]) -> None:
         """Name the shapes that no arm runs, a line for each kind of reason with the range of its numbers."""
         kinds: dict[str, dict[str, list[str]]] = {}
-        for shape in self.owed.shapes:
+        for shape in self.pending.shapes:
             rows = [record for record in records if record.shape_id == shape]
             if rows and len(rows) == len(self.meta.planned(0, shape)):
                 kinds.setdefault(NUMBER.sub(GAP, rows[0].reason), {})[shape] = NUMBER.findall(rows[0].reason)
@@ -311,7 +311,7 @@ class Campaign:
         """Return each candidate's time on a shape in one process, or what became of it, and eager's."""
         times, words = {}, []
         for arm in (EAGER, *self.meta.candidates):
-            row = self.owed.rows.get((process, shape, arm))
+            row = self.pending.rows.get((process, shape, arm))
             if row and row.timing and any(row.timing.event_ns):
                 times[arm] = median(ns for calls in row.timing.event_ns for ns in calls) / 1e6
             if arm == EAGER or row is None:

@@ -12,7 +12,7 @@ from rooflane.eval.worker import protocol
 
 if TYPE_CHECKING:
     from rooflane.eval.campaign.arm_row import ArmRow
-    from rooflane.eval.campaign.session import ShapeDesk
+    from rooflane.eval.campaign.session import ShapeSession
 
 A = TypeVar("A")
 CHUNKED_REFERENCE = "chunked_reference"
@@ -25,7 +25,7 @@ TIMED_CALLS = 3
 class OversizeWork:
     """One candidate on a shape that eager cannot run."""
 
-    def __init__(self, work: ShapeDesk, row: ArmRow) -> None:
+    def __init__(self, work: ShapeSession, row: ArmRow) -> None:
         self.work = work
         self.row = row
         self.shape = work.shape

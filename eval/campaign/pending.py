@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 
-from rooflane.eval.campaign.planning import foregone_candidates, infeasible, skip_reasons
+from rooflane.eval.campaign.planning import infeasible, skip_reasons, skipped_candidates
 from rooflane.eval.campaign.team import ReferenceLost
 from rooflane.eval.record.arm_id import EAGER_ARM, parse_arm
 from rooflane.eval.record.records import ANCHOR, EAGER, NOOP, Key, Record, RunMeta
@@ -14,7 +14,7 @@ from rooflane.eval.report.tables import size
 from rooflane.shapes import Shape
 
 
-class Owed:
+class Pending:
     """The rows of one run by process, shape and arm."""
 
     def __init__(self, meta: RunMeta, settings: Settings, records: Sequence[Record]) -> None:
@@ -59,24 +59,24 @@ class Owed:
                 todo.append(ShapeTodo(shape=shape.as_dict(), arms=tuple(missing), oversize=oversize))
         return tuple(todo)
 
-    def foregone(self, process: int) -> list[Record]:
+    def skipped_in_advance(self, process: int) -> list[Record]:
         """Return the rows that need no worker: eager where it cannot fit, and what is predicted too slow or too big."""
         records = []
         for shape in self.shapes.values():
             classification = self.meta.prediction(shape.id).classification
-            foregone = {}
+            skipped = {}
             if infeasible(self.meta, shape):
                 need, have = classification["peak_bytes"], classification["memory_bytes"]
                 reason = f"eager needs {size(need)} at its peak, the device has {size(have)}"
-                foregone[EAGER] = ("infeasible", reason)
-                foregone |= foregone_candidates(self.meta, self.settings, shape)
+                skipped[EAGER] = ("infeasible", reason)
+                skipped |= skipped_candidates(self.meta, self.settings, shape)
             elif reason := self.not_run.get(shape.id):
-                foregone = dict.fromkeys(self.meta.planned(process, shape.id), ("skipped", reason))
+                skipped = dict.fromkeys(self.meta.planned(process, shape.id), ("skipped", reason))
             else:
-                foregone = self._settled(process, shape)
+                skipped = self._settled(process, shape)
             records += [
                 self._bare_record(process, shape, arm, status, reason)
-                for arm, (status, reason) in foregone.items()
+                for arm, (status, reason) in skipped.items()
                 if (process, shape.id, arm) not in self.rows
             ]
         return records

@@ -122,14 +122,14 @@ def machine_memory_bytes() -> int:
     return total
 
 
-def foregone_candidates(meta: RunMeta, settings: Settings, shape: Shape) -> dict[str, tuple[str, str]]:
+def skipped_candidates(meta: RunMeta, settings: Settings, shape: Shape) -> dict[str, tuple[str, str]]:
     """Return the candidates of an infeasible shape that do not fit either or take too long: status and reason."""
     limit = settings.max_call_s
-    foregone = {}
+    skipped = {}
     for name, plan in meta.prediction(shape.id).candidates.items():
         if plan["unsupported"]:
-            foregone[name] = ("infeasible", plan["unsupported"])
+            skipped[name] = ("infeasible", plan["unsupported"])
         elif (plan["predicted_s"] or 0) > limit:
             reason = f"predicted to take {plan['predicted_s']:,.0f} s a call, over the limit of {limit:g} s"
-            foregone[name] = ("skipped", reason)
-    return foregone
+            skipped[name] = ("skipped", reason)
+    return skipped

@@ -52,7 +52,7 @@ class ProcessContext:
     setup_s: dict[ArmId, float] = field(default_factory=dict)
 
 
-class ShapeDesk:
+class ShapeSession:
     """What every step of a shape's work asks of the workers; `ShapeWork` says in which order."""
 
     def __init__(self, context: ProcessContext, shape: Shape, todo: ShapeTodo, deadline: float) -> None:
@@ -182,7 +182,7 @@ class ShapeDesk:
 class ArmWorker:
     """One arm in its worker, as `verify` asks it."""
 
-    desk: ShapeDesk
+    session: ShapeSession
     arm: ArmId
 
     def digest_weights(self) -> tuple[tuple[str, int], ...]:
@@ -206,19 +206,19 @@ class ArmWorker:
         return self._ask(protocol.CompareOperations(self.arm, case)).same
 
     def _ask(self, request: protocol.Request[A]) -> A:
-        return self.desk.ask(self.arm.worker, request, "verify", self.arm)
+        return self.session.ask(self.arm.worker, request, "verify", self.arm)
 
 
 @dataclass(frozen=True)
 class ArmJudge:
     """The judge, asked about one arm's outputs. What it raises says nothing of the arm alone: the row reports it."""
 
-    desk: ShapeDesk
+    session: ShapeSession
     arm: ArmId
 
     @property
     def _buffer(self) -> int:
-        return self.desk.team.buffer(self.arm.worker)
+        return self.session.team.buffer(self.arm.worker)
 
     def compare(self, case: Case, output: OutputFacts, flipped: bool = False) -> GateResult:
         """Gate an output on a case."""
@@ -249,6 +249,6 @@ class ArmJudge:
 
     def _ask(self, request: protocol.Request[A]) -> A:
         try:
-            return self.desk.ask(REFERENCE, request, "judging", self.arm)
+            return self.session.ask(REFERENCE, request, "judging", self.arm)
         except CallFailed as error:
             raise CallFailed(error.status, f"the reference beside it: {error}") from None

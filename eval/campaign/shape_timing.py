@@ -7,9 +7,9 @@ from statistics import fmean
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from rooflane.eval.campaign.arm_timer import ArmTimer, Schedule
 from rooflane.eval.campaign.blocks import Counts, Samples, choose_counts, time_blocks
 from rooflane.eval.campaign.busy_wait import awake
-from rooflane.eval.campaign.lanes import Lane, Schedule
 from rooflane.eval.campaign.launch import Crash
 from rooflane.eval.campaign.team import ReferenceLost
 from rooflane.eval.check.integrity import hidden_time, impossible_times, physical_floor_ns
@@ -21,7 +21,7 @@ from rooflane.eval.worker import protocol
 
 if TYPE_CHECKING:
     from rooflane.eval.campaign.arm_row import ArmRow
-    from rooflane.eval.campaign.session import ShapeDesk
+    from rooflane.eval.campaign.session import ShapeSession
 
 LEAST_BUDGET_S = 0.05
 # Controls give context, not the headline: half an arm's seconds are enough. No-op and anchor are short by design.
@@ -37,10 +37,10 @@ RECOUNT = 2
 class ShapeTiming:
     """Times the arms of a shape that are ready; the result is noted in each row."""
 
-    def __init__(self, work: ShapeDesk, rows: list[ArmRow]) -> None:
+    def __init__(self, work: ShapeSession, rows: list[ArmRow]) -> None:
         self.work = work
         self.rows = {str(row.arm): row for row in rows}
-        self.lanes: dict[str, Lane] = {}
+        self.timers: dict[str, ArmTimer] = {}
         self.samples: dict[str, Samples] = {}
         self.warmups: dict[str, int] = {}
         self.blocks: list[dict[str, Any] | None] = []
@@ -59,8 +59,8 @@ class ShapeTiming:
             for name in counts:
                 self.rows[name].status, self.rows[name].reason = "skipped", "eager could not be timed beside it"
             return
-        for lane in self.lanes.values():
-            lane.reference_ns = self.lanes[EAGER].call_ns
+        for timer in self.timers.values():
+            timer.reference_ns = self.timers[EAGER].call_ns
         workers = list(dict.fromkeys(self.rows[name].arm.worker for name in counts))
         with work.team.spending("verification"):
             for worker in workers:
@@ -76,14 +76,14 @@ class ShapeTiming:
             row = self.rows[name]
             if row.ready:
                 row.timing = self._timing(row, samples, states[name])
-            if self.lanes[name].overwritten and row.verification:
+            if self.timers[name].overwritten and row.verification:
                 row.verification = with_overwritten(row.verification)
 
     def _time(self, counts: dict[str, Counts]) -> dict[str, Exception]:
         """Time the blocks; return what the arms that fell out raised."""
         work, settings = self.work, self.work.settings
         self.samples, failures = time_blocks(
-            self.lanes,
+            self.timers,
             counts,
             rounds=settings.rounds,
             order_seed=work.seed("order"),
@@ -97,8 +97,8 @@ class ShapeTiming:
 
     def findings(self, row: ArmRow) -> list[str]:
         """Return what the clocks say against an arm's own times, and what its windows showed."""
-        lane = self.lanes.get(str(row.arm))
-        if lane is None:
+        timer = self.timers.get(str(row.arm))
+        if timer is None:
             return []
         samples = self.samples.get(str(row.arm))
         times = [value for part in samples.rounds for value in part.event_ns] if samples else []
@@ -107,13 +107,13 @@ class ShapeTiming:
         profile, tokens = self.work.context.profile, row.timing.valid_tokens if row.timing else 0.0
         floor_ns, basis = physical_floor_ns(self.work.shape, profile, tokens)
         return [
-            *lane.integrity,
-            *hidden_time(lane.walls, self.lanes[EAGER].walls),
+            *timer.integrity,
+            *hidden_time(timer.walls, self.timers[EAGER].walls),
             *impossible_times(times, nothing, floor_ns, basis),
         ]
 
     def _warm_up(self, row: ArmRow, schedule: Schedule) -> dict[str, Counts]:
-        """Estimate an arm's call, warm it up, and make its lane; nothing when it fails."""
+        """Estimate an arm's call, warm it up, and make its timer; nothing when it fails."""
         work, name = self.work, str(row.arm)
         request = protocol.Estimate(
             row.arm, work.seed(f"warm-up {name}"), work.settings.warmups, self.budget_of(row) / 5
@@ -124,7 +124,7 @@ class ShapeTiming:
             self.failed(row, error)
             return {}
         self.warmups[name] = found.warmups
-        self.lanes[name] = Lane(
+        self.timers[name] = ArmTimer(
             row.arm,
             work,
             schedule,
@@ -165,7 +165,7 @@ class ShapeTiming:
             repeats=counts.repeats,
             shrunk=self.warmups[name] < settings.warmups or counts.repeats < settings.repeats,
             inputs=settings.inputs,
-            valid_tokens=fmean(self.lanes[name].tokens),
+            valid_tokens=fmean(self.timers[name].tokens),
             **(vars(states) if states else {}),
         )
 
@@ -192,7 +192,7 @@ class ShapeTiming:
             calls=STATE_CALLS[work.context.device],
             budget_s=self.budget_of(row),
             host_ns=max(last.host_ns, default=0),
-            call_ns=self.lanes[name].call_ns,
+            call_ns=self.timers[name].call_ns,
         )
         try:
             return work.ask(row.arm.worker, request, "clocks", row.arm)

@@ -7,7 +7,7 @@ from time import monotonic
 from rooflane.eval.campaign.arm_row import ArmRow
 from rooflane.eval.campaign.launch import Crash
 from rooflane.eval.campaign.oversize_work import OversizeWork
-from rooflane.eval.campaign.session import ShapeDesk
+from rooflane.eval.campaign.session import ShapeSession
 from rooflane.eval.campaign.shape_timing import ShapeTiming
 from rooflane.eval.check.verify import CallFailed, WrongOutput, verify
 from rooflane.eval.record.arm_id import EAGER_ARM, REFERENCE
@@ -20,7 +20,7 @@ PREDICTION_SLACK = 3
 VERIFY_SHARE = 0.3
 
 
-class ShapeWork(ShapeDesk):
+class ShapeWork(ShapeSession):
     """One shape in one process run."""
 
     def run(self) -> None:

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from rooflane.baseline import BaselineTransformer, torch_dtype
 from rooflane.eval.check.cases import Called, Case, draw_case
 from rooflane.eval.check.fingerprint import Fingerprinter
-from rooflane.eval.check.lent_weights import LentWeights
 from rooflane.eval.check.outputs import SharedBytes, describe_output, output_fault, poison
 from rooflane.eval.check.promises import Inputs, run_trial
 from rooflane.eval.check.signature import is_baseline
-from rooflane.eval.check.tamper import ProcessState, child_count, digest, digests, thread_count
+from rooflane.eval.check.tamper import GivenWeights, ProcessState, child_count, digest, digests, thread_count
 from rooflane.eval.check.truth import STRESSES, missing_parameter, stressed
 from rooflane.eval.record.arm_id import ArmId
 from rooflane.eval.worker import protocol
@@ -63,7 +62,7 @@ class Subject:
         self.arms: dict[ArmId, Arm] = {}
         self.state = ProcessState()
         self._running: tuple[int, int] | None = None
-        self._weights: dict[ArmId, LentWeights] = {}
+        self._weights: dict[ArmId, GivenWeights] = {}
 
     def adopt(self, arm: Arm) -> None:
         """Take an arm that was built elsewhere, such as eager itself."""
@@ -132,7 +131,7 @@ class Subject:
         tokens, width = self.shape.tokens, self.shape.d_model
         Fingerprinter(tokens * width, tokens, torch_dtype(self.shape.dtype), self.device, 0, 1)
         candidates = [arm for arm in self.arms.values() if arm.id.kind == "candidate" and arm.weights is not None]
-        self._weights = {arm.id: LentWeights(arm.weights) for arm in candidates}
+        self._weights = {arm.id: GivenWeights(arm.weights) for arm in candidates}
         torch.ones(POOL_ELEMENTS).mul_(2)
         self._running = thread_count(), child_count()
         return protocol.Done()

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from rooflane.eval.check.cases import Case, draw_case
 from rooflane.eval.check.fingerprint import ALIGNMENT, Fingerprinter
-from rooflane.eval.check.lent_weights import LentInputs
 from rooflane.eval.check.outputs import describe_output, output_fault, poison
+from rooflane.eval.check.tamper import GivenInputs
 from rooflane.eval.record.arm_id import ArmId
 from rooflane.eval.record.environment import available_memory_bytes
 from rooflane.eval.stats.host_pace import loop_ns
@@ -57,7 +57,7 @@ class _Window:
     keep: frozenset[int]
     taker: Fingerprinter
     mark_seed: int
-    lent: LentInputs | None
+    given: GivenInputs | None
     outputs: dict[int, Tensor] = field(default_factory=dict)
     pointers: list[int] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
@@ -125,8 +125,8 @@ class Windows:
         mark_seed = request.mark_seed
         kept = range(calls) if keep >= calls else random.Random(mark_seed).sample(range(calls), keep)
         taker = Fingerprinter(x.numel(), shape.tokens, x.dtype, x.device, mark_seed, calls)
-        lent = LentInputs(cases, seeds) if request.watch else None
-        self._now = _Window(request.arm, cases, lead, frozenset(kept) | {calls - 1}, taker, mark_seed, lent)
+        given = GivenInputs(cases, seeds) if request.watch else None
+        self._now = _Window(request.arm, cases, lead, frozenset(kept) | {calls - 1}, taker, mark_seed, given)
         poison(x, blocks=len(self._now.keep))
         self.clock.synchronize()
         # Not in `go`: the parent's wall clock stands round that, and would find the loop's time hidden.
@@ -208,7 +208,7 @@ class Windows:
             tokens=float(self._tokens(window)),
             deferred=[number for number in whole if not torch.equal(again[number], marks[number])],
             fault=self._fault(window),
-            changed=window.lent.change(self.draw, window.mark_seed) if window.lent else "",
+            changed=window.given.change(self.draw, window.mark_seed) if window.given else "",
         )
 
     def ship(self, request: protocol.Ship) -> protocol.Shipped:

@@ -27,7 +27,7 @@ from rooflane.eval.worker.arms import Arm, first_call, free_memory
 from rooflane.eval.worker.cache_states import CacheStates
 from rooflane.eval.worker.channel import Channel, end_with_parent
 from rooflane.eval.worker.clock import make_clock
-from rooflane.eval.worker.cpu_pinning import CalmCore
+from rooflane.eval.worker.cpu_pinning import FastCore
 from rooflane.eval.worker.interpreter import add_working_folder
 from rooflane.eval.worker.judge import Judge
 from rooflane.eval.worker.subject import FIRST_INPUT, Subject, answer_to
@@ -51,7 +51,7 @@ class Worker:
         self._handlers = dict(self._own)
         self.subject: Subject | None = None
         self.awake = False
-        self._core = CalmCore()
+        self._core = FastCore()
 
     def handle(self, request: protocol.Request) -> protocol.Message | Called:
         """Answer a request; whatever raises, the harness included, becomes a `Failed` or `Wrong` answer."""

@@ -54,8 +54,8 @@ def verify_here():
             def ask(worker, request, what, arm):
                 return unwrap(answer_to(handlers[type(request)], request))
 
-            desk = SimpleNamespace(ask=ask, team=SimpleNamespace(buffer=lambda worker: 0))
-            sides = ArmWorker(desk, mine), ArmJudge(desk, mine)
+            session = SimpleNamespace(ask=ask, team=SimpleNamespace(buffer=lambda worker: 0))
+            sides = ArmWorker(session, mine), ArmJudge(session, mine)
             return verify(*sides, shape, device=device.type, **({"seed": 11} | options))
         finally:
             buffer.close()

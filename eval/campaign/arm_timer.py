@@ -1,4 +1,4 @@
-"""Lanes: how one arm is timed in its worker, and how the outputs of its timed calls are checked.
+"""How one arm is timed in its worker, and how the outputs of its timed calls are checked.
 
 Every timed call has a fresh input and leaves a fingerprint. In each block the parent picks, after the calls, one
 whose kept output the judge compares in full, and one whose fingerprint it compares with the reference's.
@@ -23,7 +23,7 @@ from rooflane.eval.record.arm_id import ArmId
 from rooflane.eval.worker import protocol
 
 if TYPE_CHECKING:
-    from rooflane.eval.campaign.session import ArmJudge, ShapeDesk
+    from rooflane.eval.campaign.session import ArmJudge, ShapeSession
 
 A = TypeVar("A")
 
@@ -40,7 +40,7 @@ BYTES_A_MARK = 4
 
 @dataclass(frozen=True)
 class Schedule:
-    """What every lane of one shape shares: seeds by purpose, padding, and the mode of the inputs."""
+    """What every timer of one shape shares: seeds by purpose, padding, and the mode of the inputs."""
 
     seed: Callable[[str], int]
     padding: float
@@ -56,11 +56,11 @@ class Schedule:
 
 
 @dataclass
-class Lane:
+class ArmTimer:
     """One arm in its worker. `judge` is None for arms that live beside the reference and need no check."""
 
     arm: ArmId
-    work: ShapeDesk
+    work: ShapeSession
     schedule: Schedule
     capacity: int
     call_ns: int = 0
