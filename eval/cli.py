@@ -35,7 +35,6 @@ app.command("report")(reports.report_command)
 app.command("compare")(reports.compare_command)
 app.command("plan")(statistics.plan_command)
 app.command("price")(statistics.price_command)
-app.command("seal")(statistics.seal_command)
 app.command("audit-gate")(audit.audit_gate_command)
 app.command("doctor")(device.doctor_command)
 

@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rooflane.eval.campaign.launch import Crash
 from rooflane.eval.check.verify import CallFailed, WrongOutput
-from rooflane.eval.record.records import ANCHOR, COPY_PREFIX, EAGER, NOOP, Kind, Record, Status, Timing, Verification
+from rooflane.eval.record.arm_id import ArmId
+from rooflane.eval.record.records import Record, Status, Timing, Verification
+from rooflane.eval.worker.candidates import Plan
 
 
 @dataclass
 class ArmRow:
     """One arm of a shape, with everything found out about it so far."""
 
-    name: str
-    kind: Kind
-    worker: str
+    arm: ArmId
     status: Status = "ok"
     reason: str = ""
-    plan: dict[str, Any] = field(default_factory=dict)
+    plan: Plan = field(default_factory=Plan)
     setup_s: float | None = None
     verification: Verification | None = None
     timing: Timing | None = None
     peak_bytes: int | None = None
     integrity: list[str] = field(default_factory=list)
     ready: bool = False
+    silent: bool = False
 
     def fail(self, error: Exception, doing: str) -> None:
         """Note how the arm failed; it is not ready for anything more."""
         self.ready = False
+        self.silent = isinstance(error, Crash) and error.silent
         if isinstance(error, WrongOutput):
             self.status, self.reason = "incorrect", str(error)
         elif isinstance(error, CallFailed):
@@ -45,29 +47,20 @@ class ArmRow:
     def record(self, **common: Any) -> Record:
         """Return the arm's row; `common` holds what the rows of one shape in one process share."""
         return Record(
-            arm=self.name,
-            kind=self.kind,
+            arm=str(self.arm),
+            kind=self.arm.kind,
             status=self.status,
             reason=self.reason,
-            family=self.plan.get("family", ""),
-            rule=self.plan.get("rule", ""),
-            options=self.plan.get("options", {}),
-            contract=self.plan.get("contract", ""),
+            family=self.plan.family,
+            rule=self.plan.rule,
+            options=self.plan.options,
+            contract=self.plan.contract,
             integrity=self.integrity,
             verification=self.verification,
             timing=self.timing,
             setup_s=self.setup_s,
-            predicted_s=self.plan.get("predicted_s"),
-            predicted_peak_bytes=self.plan.get("peak_bytes"),
+            predicted_s=self.plan.predicted_s,
+            predicted_peak_bytes=self.plan.peak_bytes,
             measured_peak_bytes=self.peak_bytes,
             **common,
         )
-
-
-def arm_kind(name: str, candidates: Sequence[str]) -> Kind:
-    """Return what kind of arm a name stands for in a run with these candidates."""
-    if name in (EAGER, NOOP, ANCHOR):
-        return {EAGER: "baseline"}.get(name, name)
-    if name.startswith(COPY_PREFIX):
-        return "copy"
-    return "candidate" if name in candidates else "control"

@@ -36,7 +36,7 @@ class Round:
     loop_ns: int = 0
 
 
-class Lane(Protocol):
+class TimedArm(Protocol):
     """One arm as the schedule sees it."""
 
     def measure(self, round_index: int, calls: int) -> Round:
@@ -60,7 +60,7 @@ def choose_counts(call_ns: float, *, warmups: int, repeats: int, rounds: int, bu
 
 
 def time_blocks(
-    lanes: dict[str, Lane],
+    arms: dict[str, TimedArm],
     counts: dict[str, Counts],
     *,
     rounds: int,
@@ -81,9 +81,9 @@ def time_blocks(
     if rounds < 2 or rounds % 2:
         raise ValueError(f"{rounds} rounds cannot be mirrored; use an even number")
     shuffle = random.Random(order_seed)
-    samples = {arm: Samples(counts[arm]) for arm in lanes}
+    samples = {arm: Samples(counts[arm]) for arm in arms}
     failures: dict[str, Exception] = {}
-    names = list(lanes)
+    names = list(arms)
     for index in range(rounds):
         if index % 2 == 0:
             on_block(index // 2)
@@ -98,7 +98,7 @@ def time_blocks(
                 continue
             on_arm(arm)
             try:
-                samples[arm].rounds.append(lanes[arm].measure(index, samples[arm].counts.repeats))
+                samples[arm].rounds.append(arms[arm].measure(index, samples[arm].counts.repeats))
             except fatal:
                 raise
             except Exception as error:  # an arm may fail in any way; the others go on

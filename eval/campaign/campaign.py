@@ -26,21 +26,22 @@ from time import monotonic
 from rooflane.dispatch import Profile, RuleError
 from rooflane.eval.campaign.forkserver import fork_server
 from rooflane.eval.campaign.gpu_lock import campaign_lock, device_key
-from rooflane.eval.campaign.pending import Owed
-from rooflane.eval.campaign.planning import compiles, predict, profile_for
+from rooflane.eval.campaign.pending import Pending
+from rooflane.eval.campaign.planning import compiles, predict, profile_for, skip_reasons
 from rooflane.eval.campaign.session import ProcessContext
 from rooflane.eval.campaign.shape_work import ShapeWork
 from rooflane.eval.campaign.team import ReferenceLost, Team
 from rooflane.eval.campaign.telemetry import Telemetry
-from rooflane.eval.check.integrity import harness_digests
 from rooflane.eval.exit_codes import EvaluationError
-from rooflane.eval.record.environment import ROOT, resolve_device
-from rooflane.eval.record.records import ANCHOR, COPY_PREFIX, EAGER, NOOP, Record, RulesUsed, RunMeta
-from rooflane.eval.record.reveal import keep_seed, recall_seed, reveal, seed_hash
+from rooflane.eval.record.arm_id import ArmId
+from rooflane.eval.record.digest import WrittenRecords
+from rooflane.eval.record.environment import resolve_device
+from rooflane.eval.record.records import ANCHOR, EAGER, NOOP, RECORDS_FILE, Record, RulesUsed, RunMeta
 from rooflane.eval.record.settings import Settings, ShapeTodo, derive_seed, make_settings
-from rooflane.eval.record.spent import Spent
+from rooflane.eval.record.spent import Spent, overhead_share
 from rooflane.eval.stats.run import Run, create_run, open_run
 from rooflane.eval.worker.candidates import load_rule_table, parse_candidate
+from rooflane.eval.worker.protocol import Hello
 from rooflane.shapes import Shape
 
 # Those that need no compiler first: should the time run short, the dear ones are what is left out.
@@ -108,29 +109,26 @@ def evaluate(
     except RuleError as error:
         raise EvaluationError(str(error)) from None
     now = datetime.datetime.now(datetime.UTC)
-    seed = wanted.seed if wanted.seed is not None else secrets.randbits(63)
     meta = RunMeta(
         id=f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}",
         started_at=now.isoformat(timespec="seconds"),
         command=command,
         rooflane_version=version("rooflane"),
-        # A seed among the settings would show what the hash below hides.
-        settings=wanted.model_dump(mode="json") | {"seed": None},
+        settings=wanted.model_dump(mode="json"),
         device=device,
         seed=None,
-        seed_hash=seed_hash(seed),
         shapes=[shape.as_dict() for shape in shapes],
         candidates=list(candidates),
         controls=list(controls),
-        extra_arms=[*(f"{COPY_PREFIX}{name}" for name in candidates), NOOP, ANCHOR],
+        extra_arms=[*(str(ArmId(name, "copy")) for name in candidates), NOOP, ANCHOR],
         profile=profile.model_dump(mode="json"),
         price_per_hour=profile.usd_per_hour or None,
         predictions=[predict(shape, profile, parsed, rules) for shape in shapes],
         rules=RulesUsed(source=rules.title(), digest=rules.digest(), text=rules.text()),
     )
+    meta = meta.model_copy(update={"not_run": skip_reasons(meta, wanted)})
     with campaign_lock(device_key(device), meta.id):
         run = create_run(Path(runs_dir), meta)
-        keep_seed(run.folder, seed)
         return Campaign(run, on_event, started).run_all()
 
 
@@ -150,16 +148,17 @@ class Campaign:
         self.run = run
         self.meta = run.meta
         self.settings = Settings(**self.meta.settings)
-        self.seed = recall_seed(run.folder, self.meta)
+        # Drawn again when a run goes on, and on disk only when nothing is left to measure: a candidate could read it.
+        self.seed = secrets.randbits(63) if self.settings.seed is None else self.settings.seed
         self.on_event = on_event or (lambda event: None)
-        self.owed = Owed(self.meta, self.settings, run.records())
-        self.files = harness_digests(ROOT)
+        self.pending = Pending(self.meta, self.settings, run.records())
+        self.written = WrittenRecords(run.folder / RECORDS_FILE)
         self.started = monotonic() if started is None else started
         # What a killed part took is not known any more: then there is no account.
-        known = self.meta.spent_s or not self.owed.rows
+        known = self.meta.spent_s or not self.pending.rows
         self.spent = Spent(self.started, self.meta.spent_s) if known else None
         self.at = ""
-        self.done_before = self.owed.done
+        self.done_before = self.pending.done
         self.skipped = 0  # rows of this part that needed no worker
 
     def run_all(self) -> Run:
@@ -170,8 +169,11 @@ class Campaign:
                 self.run.update(spent_s={})  # it would be taken for the whole were this part killed
             for process in range(self.settings.processes):
                 self._run_process(process)
-            if self.meta.seed is None and self.owed.done == len(self.owed.planned):
-                reveal(self.run, self.seed, self.spent)
+            self.written.check()
+            if self.meta.seed is None and self.pending.done == len(self.pending.planned):
+                account = self.spent.account() if self.spent else {}
+                share = round(overhead_share(account), 4) if account else None
+                self.run.update(seed=self.seed, spent_s=account, overhead_share=share)
         except KeyboardInterrupt:
             self.run.interrupted = True
             if self.spent and self.run.meta.seed is None:
@@ -182,36 +184,42 @@ class Campaign:
 
     def _run_process(self, process: int) -> None:
         """Bring one process's rows to completion, with as many teams of workers as it takes."""
-        skipped = self.owed.foregone(process)
-        self._add(skipped)
+        skipped = self.pending.skipped_in_advance(process)
         self.skipped += len(skipped)
+        self._add(skipped)
         if process == 0:
             self._tell_skipped(skipped)
-        order = list(self.owed.shapes.values())
+        order = list(self.pending.shapes.values())
         if self.settings.time_budget_s is None:
             random.Random(derive_seed(self.seed, process, "shape order")).shuffle(order)
         else:
             # Where time may run out, it is to run out on the same shapes in every process.
             order.sort(key=lambda shape: self.meta.prediction(shape.id).classification["predicted_s"])
-        while todo := self.owed.todo(process, order):
-            before = len(self.owed.rows)
+        while todo := self.pending.todo(process, order):
+            before = len(self.pending.rows)
             self.at = ""
             try:
                 self._run_team(process, todo)
             except ReferenceLost as lost:
-                self._add(self.owed.losses(process, lost, todo, self.at))
-            if len(self.owed.rows) == before:
+                self._add(self.pending.losses(process, lost, todo, self.at))
+            if len(self.pending.rows) == before:
                 # Nothing came of it, not even a name: more workers would meet the same end.
-                lost = ReferenceLost("the workers ended without a row", "")
-                self._add(self.owed.losses(process, lost, todo, ""))
+                lost = ReferenceLost("the workers ended without a row", None)
+                self._add(self.pending.losses(process, lost, todo, ""))
 
     def _run_team(self, process: int, todo: tuple[ShapeTodo, ...]) -> None:
         """Measure what is to do with one team of workers."""
         # The table the run was predicted with, whatever has become of its file since.
         rules = self.meta.rules.text if self.meta.rules else load_rule_table(self.settings.rules).text()
-        hello = {"device": self.meta.device, "profile": self.meta.profile, "rules": rules}
-        team = Team(self.meta.candidates, hello, self.settings.arm_timeout_s, self.spent)
+        hello = Hello(self.meta.device, self.meta.profile, rules, describe=False)
         deadline = self._deadline(process)
+        team = Team(
+            self.meta.candidates,
+            hello,
+            self.settings.arm_timeout_s,
+            self.spent,
+            lambda text: self._tell("note", process, self.at, text=text),
+        )
         try:
             with team.spending("start-up"):
                 if compiles(self.meta, process) and (server := fork_server()):
@@ -227,21 +235,20 @@ class Campaign:
                 profile=Profile.model_validate(self.meta.profile),
                 candidates=tuple(self.meta.candidates),
                 team=team,
-                files=self.files,
-                on_stage=lambda shape, arm, stage: self._tell(
-                    "stage", process, shape, arm, stage, text=f"{stage} {arm}"
+                on_stage=lambda shape, doing: self._tell(
+                    "stage", process, shape, str(doing.arm), doing.what, text=f"{doing.what} {doing.arm}"
                 ),
                 on_rows=self._add,
                 telemetry=lambda: telemetry.read(team.count()),
+                deadline=deadline,
+                silent=self.pending.silent,
             )
             for index, item in enumerate(todo):
                 self.at = item.shape["id"]
                 share = (deadline - monotonic()) / (len(todo) - index)
-                work = ShapeWork(context, Shape(**item.shape), item, monotonic() + share)
-                if monotonic() > deadline:
-                    work.skip_all("the run's time budget was spent before its turn")
-                else:
-                    work.run()
+                # A planned shape runs, with its fewest calls, when the budget is spent too: which shapes a run has must
+                # not depend on what else the machine did.
+                ShapeWork(context, Shape(**item.shape), item, monotonic() + share).run()
                 self._tell("shape", process, self.at, text=self._figures(process, self.at))
         finally:
             team.close()
@@ -258,15 +265,15 @@ class Campaign:
     def _add(self, records: Sequence[Record]) -> None:
         """Write rows to the disk, then count them."""
         if records:
-            self.run.append(records)
+            self.written.add(self.run.append(records))
         for record in records:
-            self.owed.add(record)
+            self.pending.add(record)
             text = f"{record.status}: {record.reason}" if record.reason else record.status
             self._tell("row", record.process, record.shape_id, record.arm, text=text)
 
     def _tell(self, kind: str, process: int = 0, shape: str = "", arm: str = "", stage: str = "", *, text: str) -> None:
         """Send an event to the caller's display."""
-        done, total = self.owed.done, len(self.owed.planned)
+        done, total = self.pending.done, len(self.pending.planned)
         elapsed = monotonic() - self.started
         event = Event(
             kind, process, self.settings.processes, shape, arm, stage, done, total, text, elapsed, self._left(process)
@@ -275,18 +282,18 @@ class Campaign:
 
     def _left(self, process: int) -> float | None:
         """Return the seconds that the rows to come will take, at the pace of the rows measured in this part."""
-        measured = self.owed.done - self.done_before - self.skipped
+        measured = self.pending.done - self.done_before - self.skipped
         if measured <= 0:
             return None
         # The later processes skip as many rows as each process did so far.
         to_skip = self.skipped / (process + 1) * (self.settings.processes - process - 1)
-        to_measure = max(0.0, len(self.owed.planned) - self.owed.done - to_skip)
+        to_measure = max(0.0, len(self.pending.planned) - self.pending.done - to_skip)
         return (monotonic() - self.started) / measured * to_measure
 
     def _tell_skipped(self, records: Sequence[Record]) -> None:
         """Name the shapes that no arm runs, a line for each kind of reason with the range of its numbers."""
         kinds: dict[str, dict[str, list[str]]] = {}
-        for shape in self.owed.shapes:
+        for shape in self.pending.shapes:
             rows = [record for record in records if record.shape_id == shape]
             if rows and len(rows) == len(self.meta.planned(0, shape)):
                 kinds.setdefault(NUMBER.sub(GAP, rows[0].reason), {})[shape] = NUMBER.findall(rows[0].reason)
@@ -304,7 +311,7 @@ class Campaign:
         """Return each candidate's time on a shape in one process, or what became of it, and eager's."""
         times, words = {}, []
         for arm in (EAGER, *self.meta.candidates):
-            row = self.owed.rows.get((process, shape, arm))
+            row = self.pending.rows.get((process, shape, arm))
             if row and row.timing and any(row.timing.event_ns):
                 times[arm] = median(ns for calls in row.timing.event_ns for ns in calls) / 1e6
             if arm == EAGER or row is None:

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
 from typing import Any
@@ -17,15 +18,22 @@ from typing import Any
 from rooflane.eval.campaign.forkserver import ForkServerError, fork_server
 from rooflane.eval.worker.channel import LINE_BYTES
 from rooflane.eval.worker.interpreter import module_command
+from rooflane.eval.worker.protocol import InvalidMessage, Message, Request, decode_answer, encode_request
 
 POLL_S = 0.5
+# An answer that takes longer is reported while it is waited for.
+LONG_WAIT_S = 30.0
 # What is kept of a worker's output for the reason of a crash; a candidate may print without end.
 TAIL_BYTES = 8192
 TAIL_CHARACTERS = 300
 
 
 class Crash(Exception):
-    """A worker that died, hung or spoke nonsense; the text is one line on how."""
+    """A worker that died, hung or spoke nonsense; the text is one line on how, `silent` tells that it hung."""
+
+    def __init__(self, reason: str, *, silent: bool = False) -> None:
+        super().__init__(reason)
+        self.silent = silent
 
 
 class Buffer:
@@ -54,6 +62,7 @@ class WorkerProcess:
         self._heard = 0
         self._partial = b""
         self._asked: int | None = None
+        self._request: type[Request] = Request
         self._socket, theirs = socket.socketpair()
         lifeline, self._lifeline = os.pipe()
         self._output, output = os.pipe()
@@ -73,26 +82,38 @@ class WorkerProcess:
         """The worker's process id, which is also its group's."""
         return self._handle.pid
 
-    def send(self, op: str, /, **values: Any) -> None:
+    def send(self, request: Request, stage: str) -> None:
         """Send a request without waiting; `receive` gets its answer."""
         self._asked = secrets.randbits(48)
+        self._request = type(request)
         self._heard = 0
-        data = json.dumps({"op": op, "nonce": self._asked, **values}).encode() + b"\n"
         try:
-            self._socket.sendall(data)
+            self._socket.sendall(encode_request(request, self._asked))
         except OSError:
-            raise self._crash("gone", op) from None
+            raise self._crash("gone", stage) from None
 
-    def receive(self, stage: str = "") -> dict[str, Any]:
-        """Wait for the answer to the request sent; raises `Crash` when the worker dies or is silent for too long."""
-        deadline = monotonic() + self.timeout_s
+    def receive(
+        self, stage: str, limit_s: float | None = None, on_wait: Callable[[float, float], None] | None = None
+    ) -> Message:
+        """Wait for the answer to the request sent, `limit_s` seconds or the worker's own limit.
+
+        `on_wait` is called once, with the seconds waited and the limit, when the answer takes long.
+        Raises `Crash` when the worker dies, is silent for too long, or gives an answer that the request does not have.
+        """
+        started = monotonic()
+        limit_s = self.timeout_s if limit_s is None else min(limit_s, self.timeout_s)
         while True:
             answer = self._take_line(stage)
             if answer is not None:
                 return answer
-            left = deadline - monotonic()
+            waited = monotonic() - started
+            left = limit_s - waited
             if left <= 0:
-                raise self._crash("silent", stage)
+                self._kill()
+                raise Crash(f"the worker gave no answer for {limit_s:.3g} s at {stage} and was ended", silent=True)
+            if on_wait and waited >= LONG_WAIT_S:
+                on_wait(waited, limit_s)
+                on_wait = None
             ready = self._selector.select(min(POLL_S, left))
             for key, _ in ready:
                 data = os.read(key.fd, 1 << 20) if key.fd == self._output else self._receive_bytes()
@@ -110,10 +131,16 @@ class WorkerProcess:
             if not ready and self._handle.poll() is not None:
                 raise self._crash("gone", stage)
 
-    def ask(self, op: str, stage: str = "", /, **values: Any) -> dict[str, Any]:
-        """Send a request and wait for its answer."""
-        self.send(op, **values)
-        return self.receive(stage or op)
+    def ask(
+        self,
+        request: Request,
+        stage: str,
+        limit_s: float | None = None,
+        on_wait: Callable[[float, float], None] | None = None,
+    ) -> Message:
+        """Send a request and wait for its answer, as `receive` does."""
+        self.send(request, stage)
+        return self.receive(stage, limit_s, on_wait)
 
     def printed(self) -> str:
         """Return the end of what the worker printed since it was last asked, on one line."""
@@ -142,7 +169,7 @@ class WorkerProcess:
         except OSError:
             return b""
 
-    def _take_line(self, stage: str) -> dict[str, Any] | None:
+    def _take_line(self, stage: str) -> Message | None:
         """Return the answer asked for when it has arrived whole; lines that answer nothing are noted."""
         while b"\n" in self._partial:
             line, _, self._partial = self._partial.partition(b"\n")
@@ -156,15 +183,19 @@ class WorkerProcess:
                 self.forged.append(f"an answer to nothing that was asked came out of the worker's channel at {stage}")
                 continue
             self._asked = None
-            return answer
+            try:
+                return decode_answer(answer, self._request)
+            except InvalidMessage as error:
+                self.forged.append(f"the answer at {stage} is not what the harness writes: {error}")
+                raise self._crash("invalid", stage) from None
         return None
 
     def _crash(self, kind: str, stage: str) -> Crash:
         """End the worker and return how it went."""
-        at = f" at {stage}" if stage else ""
-        if kind == "silent":
+        at = f" at {stage}"
+        if kind == "invalid":
             self._kill()
-            return Crash(f"the worker said nothing for {self.timeout_s:g} s{at} and was ended")
+            return Crash(f"the worker's answer{at} is not what was asked for, and it was ended")
         if kind == "nonsense":
             self._kill()
             return Crash(f"the worker sent {LINE_BYTES >> 20} MB without an end of line{at} and was ended")

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
-from rooflane.eval.campaign.team import REFERENCE
-from rooflane.eval.check.gate import GateResult, merge_gates
-from rooflane.eval.check.verify import WrongOutput, checked
-from rooflane.eval.record.records import Timing, Verification
+from rooflane.eval.check.gate import merge_gates
+from rooflane.eval.check.verify import WrongOutput
+from rooflane.eval.record.arm_id import ArmId
+from rooflane.eval.record.records import GateResult, Timing, Verification
+from rooflane.eval.worker import protocol
 
 if TYPE_CHECKING:
     from rooflane.eval.campaign.arm_row import ArmRow
-    from rooflane.eval.campaign.session import ShapeDesk
+    from rooflane.eval.campaign.session import ShapeSession
 
+A = TypeVar("A")
 CHUNKED_REFERENCE = "chunked_reference"
 # Of a causal element left out of the full comparison, these first rows are still checked: they depend on no later one.
 PREFIX_ROWS = 2048
@@ -23,7 +25,7 @@ TIMED_CALLS = 3
 class OversizeWork:
     """One candidate on a shape that eager cannot run."""
 
-    def __init__(self, work: ShapeDesk, row: ArmRow) -> None:
+    def __init__(self, work: ShapeSession, row: ArmRow) -> None:
         self.work = work
         self.row = row
         self.shape = work.shape
@@ -38,9 +40,9 @@ class OversizeWork:
         """Verify and time the candidate in its row; return the reference's own row with its time per element."""
         row, shape = self.row, self.shape
         with self.work.team.spending("verification"):
-            call = checked(self._ask("big_call", "verify", arm=row.name, seed=self.seed, padding=self.padding))
-            row.setup_s += call["seconds"]
-            row.peak_bytes = call["peak_bytes"]
+            call = self._ask(protocol.CallWhole(row.arm, self.seed, self.padding), "verify")
+            row.setup_s += call.seconds
+            row.peak_bytes = call.peak_bytes
             gates, times, notes = self._compare_all()
         gate = merge_gates(gates)
         reason = (
@@ -52,7 +54,7 @@ class OversizeWork:
             contract_class=None if gate.passed else "incorrect",
         )  # fmt: skip
         row.status, row.reason = row.verification.status, row.verification.reason
-        reference = type(row)(CHUNKED_REFERENCE, "reference", REFERENCE)
+        reference = type(row)(ArmId(CHUNKED_REFERENCE, "reference"))
         reference.timing = Timing(
             clock=self.clock,
             event_ns=[times],
@@ -60,7 +62,7 @@ class OversizeWork:
             repeats=len(times),
             shrunk=len(times) < shape.batch_size,
             inputs="fresh",
-            valid_tokens=call["valid_tokens"],
+            valid_tokens=call.valid_tokens,
             elements_total=shape.batch_size,
         )
         if row.status == "ok":
@@ -93,12 +95,11 @@ class OversizeWork:
 
     def _compare(self, seed: int, padding: float, element: int, rows: int) -> tuple[GateResult, int]:
         """Have the first rows of one element judged; return the result and the reference's nanoseconds."""
-        output = checked(self._ask("big_ship", "verify", element=element, rows=rows))["output"]
-        judge = self.work.judge_of(self.row)
-        found = judge("big_compare", seed=seed, padding=padding, element=element, rows=rows, output=output)
-        if "fault" in found:
-            raise WrongOutput(found["fault"])
-        return GateResult.model_validate(found["gate"]), found["reference_ns"]
+        output = self._ask(protocol.ShipPart(element, rows), "verify").output
+        found = self.work.judge_of(self.row).compare_element(seed, padding, element, rows, output)
+        if found.fault:
+            raise WrongOutput(found.fault)
+        return found.gate, found.reference_ns
 
     def _time(self) -> Timing:
         """Time a few calls, each on new contents, and have a part of each output judged that nobody knew of before."""
@@ -111,10 +112,10 @@ class OversizeWork:
             if call >= 2 and sum(events) + events[-1] > budget_ns:
                 break
             seed, padding = self.work.seed(f"oversize timing {call}"), self.shape.padding_ratio
-            found = checked(self._ask("big_time", "time", arm=self.row.name, seed=seed, padding=padding))
-            events += found["event_ns"]
-            hosts += found["host_ns"]
-            tokens += found["valid_tokens"]
+            found = self._ask(protocol.TimeWhole(self.row.arm, seed, padding), "time")
+            events += found.event_ns
+            hosts += found.host_ns
+            tokens += found.valid_tokens
             if self.shape.causal or call == 0:
                 element = self.work.seed(f"oversize element {call}") % self.shape.batch_size
                 gate, _ = self._compare(seed, padding, element, self.prefix)
@@ -133,5 +134,5 @@ class OversizeWork:
             valid_tokens=tokens / len(events),
         )
 
-    def _ask(self, op: str, stage: str, **values: Any) -> dict[str, Any]:
-        return self.work.ask(self.row.worker, op, f"{stage} of {self.row.name}", **values)
+    def _ask(self, request: protocol.Request[A], what: str) -> A:
+        return self.work.ask(self.row.arm.worker, request, what, self.row.arm)

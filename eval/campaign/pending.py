@@ -5,16 +5,16 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 
-from rooflane.eval.campaign.arm_row import arm_kind
-from rooflane.eval.campaign.planning import foregone_candidates, infeasible, skip_reasons
+from rooflane.eval.campaign.planning import infeasible, skip_reasons, skipped_candidates
 from rooflane.eval.campaign.team import ReferenceLost
-from rooflane.eval.record.records import COPY_PREFIX, EAGER, Key, Record, RunMeta
+from rooflane.eval.record.arm_id import EAGER_ARM, parse_arm
+from rooflane.eval.record.records import ANCHOR, EAGER, NOOP, Key, Record, RunMeta
 from rooflane.eval.record.settings import Settings, ShapeTodo
 from rooflane.eval.report.tables import size
 from rooflane.shapes import Shape
 
 
-class Owed:
+class Pending:
     """The rows of one run by process, shape and arm."""
 
     def __init__(self, meta: RunMeta, settings: Settings, records: Sequence[Record]) -> None:
@@ -28,7 +28,9 @@ class Owed:
             for shape_id in self.shapes
             for arm in meta.planned(process, shape_id)
         }
-        self.skips = skip_reasons(meta, settings, tuple(self.planned))
+        self.not_run = skip_reasons(meta, settings) if meta.not_run is None else meta.not_run
+        # Shape and candidate whose worker hung in this part of the run.
+        self.silent: set[tuple[str, str]] = set()
 
     @property
     def done(self) -> int:
@@ -57,31 +59,46 @@ class Owed:
                 todo.append(ShapeTodo(shape=shape.as_dict(), arms=tuple(missing), oversize=oversize))
         return tuple(todo)
 
-    def foregone(self, process: int) -> list[Record]:
+    def skipped_in_advance(self, process: int) -> list[Record]:
         """Return the rows that need no worker: eager where it cannot fit, and what is predicted too slow or too big."""
         records = []
         for shape in self.shapes.values():
             classification = self.meta.prediction(shape.id).classification
-            foregone = {}
+            skipped = {}
             if infeasible(self.meta, shape):
                 need, have = classification["peak_bytes"], classification["memory_bytes"]
                 reason = f"eager needs {size(need)} at its peak, the device has {size(have)}"
-                foregone[EAGER] = ("infeasible", reason)
-                foregone |= foregone_candidates(self.meta, self.settings, shape)
-            elif self.skips[shape.id]:
-                foregone = dict.fromkeys(self.meta.planned(process, shape.id), ("skipped", self.skips[shape.id]))
+                skipped[EAGER] = ("infeasible", reason)
+                skipped |= skipped_candidates(self.meta, self.settings, shape)
+            elif reason := self.not_run.get(shape.id):
+                skipped = dict.fromkeys(self.meta.planned(process, shape.id), ("skipped", reason))
             else:
-                # What the first process had no time to set up, the others would not pair with.
-                planned = self.meta.planned(process, shape.id) if process else ()
-                first = {arm: self.rows.get((0, shape.id, arm)) for arm in planned if arm in self.meta.controls}
-                skipped = {arm: row for arm, row in first.items() if row and row.status == "skipped"}
-                foregone = {arm: ("skipped", row.reason) for arm, row in skipped.items()}
+                skipped = self._settled(process, shape)
             records += [
                 self._bare_record(process, shape, arm, status, reason)
-                for arm, (status, reason) in foregone.items()
+                for arm, (status, reason) in skipped.items()
                 if (process, shape.id, arm) not in self.rows
             ]
         return records
+
+    def _settled(self, process: int, shape: Shape) -> dict[str, tuple[str, str]]:
+        """Return the arms whose row an earlier process has settled: status and reason."""
+        if not process:
+            return {}
+        planned = self.meta.planned(process, shape.id)
+        first = {arm: self.rows.get((0, shape.id, arm)) for arm in planned}
+        eager = first[EAGER]
+        if eager and eager.status == "skipped":
+            return dict.fromkeys(planned, ("skipped", eager.reason))
+        # What the first process had no time to set up, the others would not pair with.
+        skipped = {arm: row for arm, row in first.items() if arm in self.meta.controls and row}
+        found = {arm: ("skipped", row.reason) for arm, row in skipped.items() if row.status == "skipped"}
+        if all(first[arm] and first[arm].timing is None for arm in self.meta.candidates):
+            reason = "no candidate was timed on this shape in the first process, so there is nothing to compare"
+            context = [arm for arm in planned if arm in (*self.meta.controls, NOOP, ANCHOR)]
+            found |= dict.fromkeys(context, ("skipped", reason))
+        hung = [arm for arm in self.meta.candidates if (shape.id, arm) in self.silent]
+        return found | dict.fromkeys(hung, ("error", "not asked again: it gave no answer in an earlier process"))
 
     def losses(self, process: int, lost: ReferenceLost, todo: Sequence[ShapeTodo], at: str) -> list[Record]:
         """Return the error rows a lost reference costs, `at` being the shape at hand.
@@ -89,8 +106,8 @@ class Owed:
         They are those of the arm it was lost with; all that were left if it died without a name.
         """
         missing = [(item, arm) for item in todo for arm in item.arms if item.shape["id"] == at]
-        if lost.arm != EAGER:
-            missing = [(item, arm) for item, arm in missing if arm == lost.arm]
+        if lost.arm != EAGER_ARM:
+            missing = [(item, arm) for item, arm in missing if arm == str(lost.arm)]
         missing = missing or [(item, arm) for item in todo for arm in item.arms]
         return [
             self._bare_record(process, Shape(**item.shape), arm, "error", str(lost))
@@ -100,13 +117,14 @@ class Owed:
 
     def _bare_record(self, process: int, shape: Shape, arm: str, status: str, reason: str) -> Record:
         """Return a row that carries a reason and no measurement."""
-        plan = self.meta.prediction(shape.id).candidates.get(arm.removeprefix(COPY_PREFIX), {})
+        which = parse_arm(arm, self.meta.candidates)
+        plan = self.meta.prediction(shape.id).candidates.get(which.name, {})
         return Record(
             run=self.meta.id,
             process=process,
             shape=shape.as_dict(),
             arm=arm,
-            kind=arm_kind(arm, self.meta.candidates),
+            kind=which.kind,
             status=status,
             reason=reason,
             family=plan.get("family", ""),

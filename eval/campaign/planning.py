@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
 from rooflane.dispatch import Profile, ProfileError, classify, load_profile
 from rooflane.eval.exit_codes import EvaluationError
-from rooflane.eval.record.environment import available_memory_bytes
 from rooflane.eval.record.records import ANCHOR, COMPILED_PREFIX, INFEASIBLE, NOOP, Prediction, RunMeta
 from rooflane.eval.record.settings import Settings
 from rooflane.eval.report.tables import size
@@ -21,6 +23,7 @@ LEAST_CALLS = 12
 # What a call may take over its prediction: a roofline knows no caches, and CPU calls took 1.3 to 3.7 times theirs.
 CALL_SLACK = 2
 PROBES = (NOOP, ANCHOR)
+MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def profile_for(settings: Settings, device: str) -> Profile:
@@ -71,23 +74,25 @@ def compiles(meta: RunMeta, process: int) -> bool:
     return controls or any(plan["family"] and get_family(plan["family"]).compiles for plan in plans)
 
 
-def skip_reasons(meta: RunMeta, settings: Settings, planned: Sequence[tuple[int, str, str]]) -> dict[str, str | None]:
-    """Return for each shape why it is not run although it fits, None where it is.
+def skip_reasons(meta: RunMeta, settings: Settings) -> dict[str, str]:
+    """Return the shapes that are not run although eager fits, each with the reason.
 
-    Under a time budget the quickest shapes are taken first, until their least calls would fill the share of it that
-    calls may take; what is then left out is decided by the prediction alone, before anything runs.
+    The prediction, the settings and the size of the machine's memory decide, before anything runs: the set does not
+    depend on what else the machine does. Under a time budget the quickest shapes are taken first, until their least
+    calls would fill the share of it that calls may take.
     """
     shapes = {shape.id: shape for shape in meta.shape_list()}
-    reasons = {shape.id: _skip_reason(meta, settings, shape) for shape in shapes.values()}
+    found = {shape.id: _skip_reason(meta, settings, shape) for shape in shapes.values()}
+    reasons = {name: reason for name, reason in found.items() if reason}
     if settings.time_budget_s is None:
         return reasons
     seconds = {name: meta.prediction(name).classification["predicted_s"] for name in shapes}
     room = settings.time_budget_s * CALL_SHARE
     for name in sorted(seconds, key=seconds.get):
-        if reasons[name] or infeasible(meta, shapes[name]):
+        if name in reasons or infeasible(meta, shapes[name]):
             continue
         # The no-op and the anchor take no call of the shape.
-        arms = sum(key[1] == name and key[2] not in PROBES for key in planned)
+        arms = sum(len(set(meta.planned(process, name)) - set(PROBES)) for process in range(settings.processes))
         room -= arms * LEAST_CALLS * CALL_SLACK * seconds[name]
         if room < 0:
             reasons[name] = (
@@ -103,19 +108,27 @@ def _skip_reason(meta: RunMeta, settings: Settings, shape: Shape) -> str | None:
     predicted, limit = classification["predicted_s"], settings.max_call_s
     if predicted > limit:
         return f"eager is predicted to take {predicted:.1f} s a call, over the limit of {limit:g} s"
-    if meta.device == "cpu" and (free := available_memory_bytes()) < classification["peak_bytes"]:
-        return f"eager needs {size(classification['peak_bytes'])} at its peak, {size(free)} of memory are free"
+    if meta.device == "cpu" and (have := machine_memory_bytes()) < classification["peak_bytes"]:
+        return f"eager needs {size(classification['peak_bytes'])} at its peak, the machine has {size(have)}"
     return None
 
 
-def foregone_candidates(meta: RunMeta, settings: Settings, shape: Shape) -> dict[str, tuple[str, str]]:
+def machine_memory_bytes() -> int:
+    """Return the memory of this machine, or its container's limit: what is free changes from minute to minute."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError, ValueError):  # no control group, or no limit in it
+        return min(total, int(MEMORY_LIMIT.read_text()))
+    return total
+
+
+def skipped_candidates(meta: RunMeta, settings: Settings, shape: Shape) -> dict[str, tuple[str, str]]:
     """Return the candidates of an infeasible shape that do not fit either or take too long: status and reason."""
     limit = settings.max_call_s
-    foregone = {}
+    skipped = {}
     for name, plan in meta.prediction(shape.id).candidates.items():
         if plan["unsupported"]:
-            foregone[name] = ("infeasible", plan["unsupported"])
+            skipped[name] = ("infeasible", plan["unsupported"])
         elif (plan["predicted_s"] or 0) > limit:
             reason = f"predicted to take {plan['predicted_s']:,.0f} s a call, over the limit of {limit:g} s"
-            foregone[name] = ("skipped", reason)
-    return foregone
+            skipped[name] = ("skipped", reason)
+    return skipped

@@ -5,17 +5,30 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from math import inf
+from time import monotonic
+from typing import Any, TypeVar
 
-from rooflane.dispatch import Profile
-from rooflane.eval.campaign.arm_row import ArmRow, arm_kind
+from rooflane.dispatch import Profile, classify
+from rooflane.eval.campaign.arm_row import ArmRow
 from rooflane.eval.campaign.launch import Crash
-from rooflane.eval.campaign.team import REFERENCE, ReferenceLost, Team
+from rooflane.eval.campaign.team import Doing, ReferenceLost, Team
+from rooflane.eval.check.cases import Called, Case, OutputFacts
 from rooflane.eval.check.verify import CallFailed
+from rooflane.eval.record.arm_id import EAGER_ARM, REFERENCE, ArmId, parse_arm
 from rooflane.eval.record.environment import available_memory_bytes
-from rooflane.eval.record.records import COPY_PREFIX, EAGER, Record
+from rooflane.eval.record.records import GateResult, Record, TruthCheck
 from rooflane.eval.record.settings import Settings, ShapeTodo, derive_seed
+from rooflane.eval.worker import protocol
 from rooflane.shapes import Shape
+
+A = TypeVar("A")
+# What a candidate's answer may take: a build that compiles, any other request, and calls of eager as slow as those.
+BUILD_LIMIT_S = 300.0
+CALL_LIMIT_S = 60.0
+EAGER_CALLS = 100
+# Granted when the run's time budget is spent too.
+LIMIT_LEAST_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -30,14 +43,16 @@ class ProcessContext:
     profile: Profile
     candidates: tuple[str, ...]
     team: Team
-    files: dict[str, str]
-    on_stage: Callable[[str, str, str], None]
+    on_stage: Callable[[str, Doing], None]
     on_rows: Callable[[Sequence[Record]], None]
     telemetry: Callable[[], dict[str, Any] | None]
-    setup_s: dict[str, float] = field(default_factory=dict)
+    # When the process should have ended, by `time.monotonic()`, and the shapes on which a candidate hung.
+    deadline: float = inf
+    silent: set[tuple[str, str]] = field(default_factory=set)
+    setup_s: dict[ArmId, float] = field(default_factory=dict)
 
 
-class ShapeDesk:
+class ShapeSession:
     """What every step of a shape's work asks of the workers; `ShapeWork` says in which order."""
 
     def __init__(self, context: ProcessContext, shape: Shape, todo: ShapeTodo, deadline: float) -> None:
@@ -48,6 +63,8 @@ class ShapeDesk:
         self.todo = todo
         self.deadline = deadline
         self.telemetry: dict[str, Any] = {}
+        # Seconds of eager's first call; not known where eager does not fit, and then no bound on a candidate's.
+        self.eager_s = inf
         # Inputs each worker may hold at once.
         self.capacities: dict[str, int] = {}
 
@@ -60,77 +77,82 @@ class ShapeDesk:
         names = [REFERENCE, *(name for name in self.context.candidates if name in self.todo.arms)]
         if self.todo.oversize:
             names = names[:1]
-        self.context.on_stage(self.shape.id, EAGER, "build")
-        answers = self.team.ask_all(names, "shape", f"build of {EAGER}", **self.beginning(REFERENCE))
-        for name, answer in answers.items():
+        doing = Doing("build")
+        self.context.on_stage(self.shape.id, doing)
+        for name, answer in self.team.ask_all(names, self.beginning(REFERENCE), doing).items():
             self._begun(name, answer)
 
     def begin(self, worker: str) -> None:
         """Have one worker begin this shape."""
         self.team.ensure(worker)
-        stage = f"build of {EAGER if worker == REFERENCE else worker}"
-        self._begun(worker, self.ask(worker, "shape", stage, **self.beginning(worker)))
+        arm = EAGER_ARM if worker == REFERENCE else ArmId(worker, "candidate", worker)
+        try:
+            answer = self.ask(worker, self.beginning(worker), "build", arm)
+        except CallFailed as error:
+            answer = error
+        self._begun(worker, answer)
         if worker not in self.capacities:
             raise Crash("its worker cannot begin the shape")
 
-    def beginning(self, worker: str) -> dict[str, Any]:
+    def beginning(self, worker: str) -> protocol.BeginShape:
         """Return what a worker begins this shape with."""
-        # The cap stands for a smaller device; a chunked reference may use what is really there.
+        # A cap of the run's own stands for a smaller device; a chunked reference may use what is really there.
         capped = not (self.todo.oversize and worker == REFERENCE)
         cap = self.settings.memory_cap_bytes if capped else None
         if self.context.device == "cpu":
-            # Nothing else stands between a user's own file, tried on a shape too large for eager, and all the memory.
-            cap = available_memory_bytes() if capped and self.todo.oversize else None
-        return {"shape": self.shape.as_dict(), "seed": self.seed("weights"), "memory_cap_bytes": cap}
+            # An allocation past what is free must fail; the system would otherwise end some process.
+            free = available_memory_bytes()
+            tight = self.todo.oversize or classify(self.shape, self.context.profile).peak_bytes > free
+            cap = free if capped and tight else None
+        return protocol.BeginShape(self.shape, self.seed("weights"), cap)
 
-    def _begun(self, worker: str, answer: dict[str, Any]) -> None:
-        if "failed" not in answer:
-            self.capacities[worker] = answer["capacity"]
+    def _begun(self, worker: str, answer: protocol.Begun | CallFailed) -> None:
+        if isinstance(answer, protocol.Begun):
+            self.capacities[worker] = answer.capacity
         elif worker == REFERENCE:
-            raise ReferenceLost(f"its worker cannot begin the shape: {answer['reason']}", EAGER)
+            raise ReferenceLost(f"its worker cannot begin the shape: {answer}", EAGER_ARM)
 
     def new_row(self, name: str) -> ArmRow:
         """Return an arm's empty row."""
-        base = name.removeprefix(COPY_PREFIX)
-        worker = base if base in self.context.candidates else REFERENCE
-        return ArmRow(name, arm_kind(name, self.context.candidates), worker)
+        return ArmRow(parse_arm(name, self.context.candidates))
 
-    def ask(self, worker: str, op: str, stage: str, /, **values: Any) -> dict[str, Any]:
-        """Ask a worker, and say what is at hand."""
-        what, _, arm = stage.partition(" of ")
-        self.context.on_stage(self.shape.id, arm, what)
-        return self.team.ask(worker, op, stage, **values)
+    def ask(self, worker: str, request: protocol.Request[A], what: str, arm: ArmId) -> A:
+        """Ask a worker, and say what is at hand; raises like `Team.ask`."""
+        doing = Doing(what, arm)
+        self.context.on_stage(self.shape.id, doing)
+        return self.team.ask(worker, request, doing, self._limit_s(worker, request))
 
-    def subject_of(self, row: ArmRow) -> Callable[..., dict[str, Any]]:
-        """Return the function that asks an arm's worker about the arm."""
-        return lambda op, **values: self.ask(row.worker, op, f"verify of {row.name}", arm=row.name, **values)
+    def _limit_s(self, worker: str, request: protocol.Request) -> float | None:
+        """Return the seconds that a candidate's answer may take, None for the reference: its worker has one limit."""
+        if worker == REFERENCE:
+            return None
+        least = BUILD_LIMIT_S if isinstance(request, protocol.Build) else CALL_LIMIT_S
+        limit = max(least, EAGER_CALLS * self.eager_s)
+        return max(LIMIT_LEAST_S, min(limit, self.context.deadline - monotonic()))
 
-    def judge_of(self, row: ArmRow) -> Callable[..., dict[str, Any]]:
-        """Return the function that asks the judge about an arm's outputs; what the judge raises ends its worker."""
-        buffer = {"buffer": self.team.buffer(row.worker)}
+    def subject_of(self, row: ArmRow) -> ArmWorker:
+        """Return an arm in its worker, as verification asks it."""
+        return ArmWorker(self, row.arm)
 
-        def ask(op: str, **values: Any) -> dict[str, Any]:
-            values |= buffer if "output" in values else {}
-            answer = self.ask(REFERENCE, op, f"judging of {row.name}", **values)
-            if "failed" in answer:
-                # Not the arm's fault alone, yet nothing can be said about it: the row tells.
-                raise CallFailed(answer["failed"], f"the reference beside it: {answer['reason']}")
-            return answer
-
-        return ask
+    def judge_of(self, row: ArmRow) -> ArmJudge:
+        """Return the judge, asked about an arm's outputs."""
+        return ArmJudge(self, row.arm)
 
     def check_device(self, row: ArmRow) -> None:
         """After a failure, end a worker whose GPU context is broken: every later call would inherit that."""
-        if row.worker not in self.team:
+        worker = row.arm.worker
+        if worker not in self.team:
             return
         try:
-            ok = self.ask(row.worker, "device_ok", f"check of {row.name}").get("ok", False)
+            ok = self.ask(worker, protocol.CheckDevice(), "check", row.arm).ok
+        except CallFailed:
+            ok = False
         except Crash:
             return
         if not ok:
-            self.team.end(row.worker)
-            if row.worker == REFERENCE:
-                raise ReferenceLost("an arm broke its GPU context", row.name)
+            self.team.end(worker)
+            if worker == REFERENCE:
+                raise ReferenceLost("an arm broke its GPU context", row.arm)
 
     def skip_all(self, reason: str) -> None:
         """Hand over a skipped row for every arm."""
@@ -149,7 +171,84 @@ class ShapeDesk:
             "environment": self.team.environment,
             "measured_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         }
+        self.context.silent.update((self.shape.id, row.arm.name) for row in rows if row.silent)
         self.context.on_rows([row.record(seeds=self._seeds(row), **common) for row in rows])
 
     def _seeds(self, row: ArmRow) -> dict[str, int]:
-        return {what: self.seed(what) for what in ("weights", "timing", "order", f"verify {row.name}")}
+        return {what: self.seed(what) for what in ("weights", "timing", "order", f"verify {row.arm}")}
+
+
+@dataclass(frozen=True)
+class ArmWorker:
+    """One arm in its worker, as `verify` asks it."""
+
+    session: ShapeSession
+    arm: ArmId
+
+    def digest_weights(self) -> tuple[tuple[str, int], ...]:
+        """Return a digest of each of the arm's weights."""
+        return self._ask(protocol.DigestWeights(self.arm)).digests
+
+    def call(self, case: Case, promise: str = "") -> Called:
+        """Call the arm on a case, or as a promise allows."""
+        return self._ask(protocol.Call(self.arm, case, promise))
+
+    def load_weights(self, flipped: bool) -> None:
+        """Load the shape's weights, or the same with every tensor's rows reversed."""
+        self._ask(protocol.LoadWeights(self.arm, flipped))
+
+    def repeats(self, case: Case) -> bool:
+        """Tell whether several calls on one input give the same bytes."""
+        return self._ask(protocol.Repeat(self.arm, case)).same
+
+    def is_baseline(self, case: Case) -> bool:
+        """Tell whether the arm runs the baseline's operations and no others."""
+        return self._ask(protocol.CompareOperations(self.arm, case)).same
+
+    def _ask(self, request: protocol.Request[A]) -> A:
+        return self.session.ask(self.arm.worker, request, "verify", self.arm)
+
+
+@dataclass(frozen=True)
+class ArmJudge:
+    """The judge, asked about one arm's outputs. What it raises says nothing of the arm alone: the row reports it."""
+
+    session: ShapeSession
+    arm: ArmId
+
+    @property
+    def _buffer(self) -> int:
+        return self.session.team.buffer(self.arm.worker)
+
+    def compare(self, case: Case, output: OutputFacts, flipped: bool = False) -> GateResult:
+        """Gate an output on a case."""
+        return self._ask(protocol.Compare(case, output, self._buffer, flipped)).gate
+
+    def stress_names(self) -> list[str]:
+        """Return the names of the stress inputs."""
+        return self._ask(protocol.ListStresses()).names
+
+    def compare_stressed(self, case: Case, output: OutputFacts) -> TruthCheck | str:
+        """Compare an output on a stress input with float64; return why not where that cannot be done."""
+        found = self._ask(protocol.CompareStressed(case, output, self._buffer))
+        return found.check or found.fault
+
+    def compare_marks(self, case: Case, marks: str, mark_seed: int) -> float:
+        """Return how far a timed call's fingerprint lies from the reference's, in units of the limit."""
+        return self._ask(protocol.CompareMarks(case, marks, mark_seed)).ratio
+
+    def compare_kept(self, case: Case, output: OutputFacts, marks: str, mark_seed: int) -> protocol.Gated:
+        """Gate a kept output of a timed call, and check its bytes against its fingerprint."""
+        return self._ask(protocol.CompareKept(case, output, self._buffer, marks, mark_seed))
+
+    def compare_element(
+        self, seed: int, padding: float, element: int, rows: int, output: OutputFacts
+    ) -> protocol.ElementCompared:
+        """Gate the first rows of one element against the chunked reference."""
+        return self._ask(protocol.CompareElement(seed, padding, element, rows, output, self._buffer))
+
+    def _ask(self, request: protocol.Request[A]) -> A:
+        try:
+            return self.session.ask(REFERENCE, request, "judging", self.arm)
+        except CallFailed as error:
+            raise CallFailed(error.status, f"the reference beside it: {error}") from None

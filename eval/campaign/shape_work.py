@@ -7,13 +7,12 @@ from time import monotonic
 from rooflane.eval.campaign.arm_row import ArmRow
 from rooflane.eval.campaign.launch import Crash
 from rooflane.eval.campaign.oversize_work import OversizeWork
-from rooflane.eval.campaign.session import ShapeDesk
+from rooflane.eval.campaign.session import ShapeSession
 from rooflane.eval.campaign.shape_timing import ShapeTiming
-from rooflane.eval.campaign.team import REFERENCE
-from rooflane.eval.check.integrity import changed_files
-from rooflane.eval.check.verify import CallFailed, WrongOutput, checked, verify
-from rooflane.eval.record.environment import ROOT
+from rooflane.eval.check.verify import CallFailed, WrongOutput, verify
+from rooflane.eval.record.arm_id import EAGER_ARM, REFERENCE
 from rooflane.eval.record.records import EAGER
+from rooflane.eval.worker import protocol
 
 # A first call this many times over the limit stops a shape whose prediction was too kind.
 PREDICTION_SLACK = 3
@@ -21,23 +20,20 @@ PREDICTION_SLACK = 3
 VERIFY_SHARE = 0.3
 
 
-class ShapeWork(ShapeDesk):
+class ShapeWork(ShapeSession):
     """One shape in one process run."""
 
     def run(self) -> None:
         """Measure the arms that are still to do and hand over their rows, eager's last."""
-        eager = ArmRow(EAGER, "baseline", REFERENCE)
+        eager = ArmRow(EAGER_ARM)
         with self.team.spending("set-up"):
             self.begin_all()
-            answer = self.ask(REFERENCE, "reference", f"build of {EAGER}", call=not self.todo.oversize)
-        if self.todo.oversize:
-            self.run_oversize()
-            return
-        try:
-            eager.setup_s = checked(answer)["setup_s"]
-        except CallFailed as error:  # most likely memory: the prediction was too kind
-            eager.fail(error, "the first call of the eager forward")
-            self.emit(eager)
+            try:
+                eager.setup_s = self.hold_reference(call=not self.todo.oversize)
+            except CallFailed as error:  # most likely memory: the prediction was too kind
+                eager.fail(error, "the first call of the eager forward")
+                self.emit(eager)
+        if self.todo.oversize or eager.status != "ok":
             self.run_oversize()
             return
         limit = self.settings.max_call_s * PREDICTION_SLACK
@@ -45,7 +41,12 @@ class ShapeWork(ShapeDesk):
             self.skip_all(f"the first eager call took {eager.setup_s:.1f} s, over {limit:g} s")
             return
         eager.ready = True
+        self.eager_s = eager.setup_s
         self.compare_arms(eager)
+
+    def hold_reference(self, *, call: bool) -> float | None:
+        """Make the reference worker's model eager and the judge; return the seconds of eager's first call."""
+        return self.ask(REFERENCE, protocol.HoldReference(call), "build", EAGER_ARM).setup_s
 
     def compare_arms(self, eager: ArmRow) -> None:
         """Build and verify every arm, then time those whose outputs stand, interleaved with eager."""
@@ -67,20 +68,20 @@ class ShapeWork(ShapeDesk):
     def prepare(self, name: str, rows: dict[str, ArmRow]) -> ArmRow:
         """Build one arm and verify it; an arm that is not to be timed comes back not ready."""
         row = self.new_row(name)
-        expected = self.context.setup_s.get(name, 0.0)
-        if row.kind == "control" and monotonic() + expected > self.deadline:
+        expected = self.context.setup_s.get(row.arm, 0.0)
+        if row.arm.kind == "control" and monotonic() + expected > self.deadline:
             row.status = "skipped"
             row.reason = "the run's time budget was spent on the arms before it"
             if expected:
                 row.reason = f"the run's time budget leaves no room for its set-up of about {expected:.0f} s"
             return row
         # Its row may be there already: lost with the reference, say.
-        if row.kind == "copy" and not (row.worker in rows and rows[row.worker].ready):
+        if row.arm.kind == "copy" and not (row.arm.name in rows and rows[row.arm.name].ready):
             row.status, row.reason = "skipped", "the candidate it copies is not timed"
             return row
         try:
             self.build(row)
-            if row.ready and row.kind not in ("noop", "anchor"):
+            if row.ready and row.arm.kind not in ("noop", "anchor"):
                 self.verify(row)
         except Crash as crash:
             row.fail(crash, "")
@@ -92,26 +93,28 @@ class ShapeWork(ShapeDesk):
         """Build an arm in its worker and make its first call."""
         started = monotonic()
         with self.team.spending("set-up"):
-            if row.worker not in self.capacities:
-                self.begin(row.worker)
-            answer = self.ask(row.worker, "build", f"build of {row.name}", name=row.name, call=call)
-        self.context.setup_s[row.name] = monotonic() - started
-        if "failed" in answer:
-            row.fail(CallFailed(answer["failed"], answer["reason"]), "building it")
-            return
-        row.plan, row.status, row.reason = answer["plan"], answer["status"], answer["reason"]
-        row.setup_s, row.ready = answer["setup_s"], answer["status"] == "ok"
+            if row.arm.worker not in self.capacities:
+                self.begin(row.arm.worker)
+            try:
+                built = self.ask(row.arm.worker, protocol.Build(row.arm, call), "build", row.arm)
+            except (CallFailed, WrongOutput) as error:
+                row.fail(error, "building it")
+                return
+            finally:
+                self.context.setup_s[row.arm] = monotonic() - started
+        row.plan, row.status, row.reason = built.plan, built.status, built.reason
+        row.setup_s, row.ready = built.setup_s, built.status == "ok"
 
     def verify(self, row: ArmRow) -> None:
         """Verify an arm; decide whether it is timed."""
-        full = row.kind == "candidate" and self.context.process == 0
+        full = row.arm.kind == "candidate" and self.context.process == 0
         with self.team.spending("verification"):
             row.verification = verify(
                 self.subject_of(row),
                 self.judge_of(row),
                 self.shape,
                 device=self.context.device,
-                seed=self.seed(f"verify {row.name}"),
+                seed=self.seed(f"verify {row.arm}"),
                 trials=self._trials(row),
                 # Ragged masks, stress and contract depend on the code and not on the process: the first one does them.
                 level="full" if full else "trials",
@@ -120,35 +123,35 @@ class ShapeWork(ShapeDesk):
             )
         row.status, row.reason = row.verification.status, row.verification.reason
         # A control that fails the gate is what users would get: it is timed and flagged. A candidate is not.
-        if row.status != "ok" and (row.kind != "control" or row.status != "incorrect"):
+        if row.status != "ok" and (row.arm.kind != "control" or row.status != "incorrect"):
             row.ready = False
 
     def _trials(self, row: ArmRow) -> int:
         """Return an arm's accuracy trials: one tells whether a copy, or a control again, was built right."""
-        once = row.kind == "copy" or (row.kind == "control" and self.context.process > 0)
+        once = row.arm.kind == "copy" or (row.arm.kind == "control" and self.context.process > 0)
         return 1 if once else self.settings.trials
 
     def close(self, row: ArmRow, timing: ShapeTiming | None = None) -> None:
         """Ask a candidate's worker what it can see of tampering, and hold the clocks against each other."""
-        if row.kind not in ("candidate", "copy"):
+        if row.arm.kind not in ("candidate", "copy"):
             return
         with self.team.spending("verification"):
             self._close(row, timing)
 
     def _close(self, row: ArmRow, timing: ShapeTiming | None) -> None:
         found = list(timing.findings(row)) if timing else []
-        if row.kind == "candidate":
-            found += changed_files(self.context.files, ROOT)
-            if row.worker in self.team:
+        worker = row.arm.worker
+        if row.arm.kind == "candidate":
+            if worker in self.team:
                 try:
-                    answer = checked(self.ask(row.worker, "inspect", f"check of {row.name}"))
-                    found += answer.get("findings", ["its process did not say what it was checked for"])
-                    row.peak_bytes = answer.get("peak_bytes")
+                    seen = self.ask(worker, protocol.Inspect(), "check", row.arm)
+                    found += seen.findings
+                    row.peak_bytes = seen.peak_bytes
                 except (Crash, CallFailed, WrongOutput) as error:
                     row.fail(error, "the check of its process")
             elif row.status == "ok":
                 row.fail(Crash("the worker ended before its process could be checked"), "")
-            found += self.team.forged(row.worker)
+            found += self.team.forged(worker)
         row.integrity += [line for line in dict.fromkeys(found) if line not in row.integrity]
 
     def run_oversize(self) -> None:
@@ -158,7 +161,7 @@ class ShapeWork(ShapeDesk):
             # Eager fitted by prediction and failed: what it left behind must be free, and its cap lifted.
             self.todo = self.todo.model_copy(update={"oversize": True})
             self.begin(REFERENCE)
-            self.ask(REFERENCE, "reference", f"build of {EAGER}", call=False)
+            self.hold_reference(call=False)
         for name in self.todo.arms:
             if name not in self.context.candidates:
                 continue

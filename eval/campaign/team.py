@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from rooflane.eval.campaign.launch import Buffer, Crash, WorkerProcess
+from rooflane.eval.check.verify import CallFailed, WrongOutput
+from rooflane.eval.record.arm_id import EAGER_ARM, REFERENCE, ArmId
 from rooflane.eval.record.spent import Spent
-from rooflane.eval.worker.channel import tells_failure
+from rooflane.eval.worker.protocol import Failed, Hello, Message, Request, Wrong, is_failure
 
-REFERENCE = "reference"
+A = TypeVar("A")
+
+
+@dataclass(frozen=True)
+class Doing:
+    """What is done with which arm, as it stands in a reason or on a display."""
+
+    what: str
+    arm: ArmId = EAGER_ARM
+
+    def __str__(self) -> str:
+        return f"{self.what} of {self.arm}"
 
 
 class ReferenceLost(Exception):
-    """The worker that holds the reference is gone; nothing can be compared until another has taken its place."""
+    """The worker that holds the reference is gone; nothing can be compared until another has taken its place.
 
-    def __init__(self, reason: str, arm: str) -> None:
+    `arm` is the one that was being built, timed or judged; None where it was none.
+    """
+
+    def __init__(self, reason: str, arm: ArmId | None) -> None:
         super().__init__(reason)
         self.arm = arm
 
@@ -25,10 +42,16 @@ class Team:
     """Workers by name; one that ended is started again by `ensure`, when the next shape begins."""
 
     def __init__(
-        self, candidates: Sequence[str], hello: dict[str, Any], timeout_s: float, spent: Spent | None = None
+        self,
+        candidates: Sequence[str],
+        hello: Hello,
+        timeout_s: float,
+        spent: Spent | None = None,
+        on_note: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._hello = hello
         self._timeout_s = timeout_s
+        self._on_note = on_note
         self._buffers = {name: Buffer() for name in (REFERENCE, *candidates)}
         self._workers: dict[str, WorkerProcess] = {}
         self._forged: dict[str, list[str]] = {}
@@ -65,38 +88,54 @@ class Team:
             self._keep_forged(name, self._workers[name])
         return list(dict.fromkeys(self._forged.pop(name, [])))
 
-    def ask(self, name: str, op: str, stage: str = "", /, **values: Any) -> dict[str, Any]:
-        """Ask a worker; raises `Crash` when a candidate's is lost by it, `ReferenceLost` when the reference's is."""
+    def ask(self, name: str, request: Request[A], doing: Doing, limit_s: float | None = None) -> A:
+        """Ask a worker and return its answer; one that has not come after `limit_s` seconds is a crash.
+
+        Raises `Crash` when a candidate's worker is lost by it, `ReferenceLost` when the reference's is, `CallFailed`
+        and `WrongOutput` where the answer says so.
+        """
         try:
             if name not in self._workers:
                 raise Crash("the worker it lived in had ended")
-            answer = self._workers[name].ask(op, stage, **values)
-            if name != REFERENCE and tells_failure(answer) and (printed := self._workers[name].printed()):
-                answer["reason"] = f"{answer.get('reason', '')}; it printed: {printed}"
-            return answer
+            worker = self._workers[name]
+            on_wait = (
+                None
+                if name == REFERENCE
+                else lambda waited, limit: self._on_note(
+                    f"{doing}: no answer for {waited:.0f} s; its worker is ended at {limit:.0f} s"
+                )
+            )
+            answer = worker.ask(request, str(doing), limit_s, on_wait)
+            if name != REFERENCE and is_failure(answer) and (printed := worker.printed()):
+                answer = replace(answer, reason=f"{answer.reason}; it printed: {printed}")
         except Crash as crash:
-            self.end(name)
-            if name == REFERENCE:
-                raise ReferenceLost(str(crash), stage.rpartition(" of ")[2]) from None
-            raise
+            raise self._lost(name, crash, doing.arm) from None
+        return unwrap(answer)
 
-    def ask_all(self, names: Sequence[str], op: str, stage: str, /, **values: Any) -> dict[str, dict[str, Any]]:
+    def ask_all(self, names: Sequence[str], request: Request[A], doing: Doing) -> dict[str, A | CallFailed]:
         """Ask several workers the same at once and wait for all; those that are lost by it have no answer."""
         asked = []
         for name in names:
             with suppress(Crash):
                 self.ensure(name)
-                self._workers[name].send(op, **values)
+                self._workers[name].send(request, str(doing))
                 asked.append(name)
         answers = {}
         for name in asked:
             try:
-                answers[name] = self._workers[name].receive(stage)
+                answers[name] = unwrap(self._workers[name].receive(str(doing)))
+            except CallFailed as error:
+                answers[name] = error
             except Crash as crash:
-                self.end(name)
+                lost = self._lost(name, crash, doing.arm)
                 if name == REFERENCE:
-                    raise ReferenceLost(str(crash), stage.rpartition(" of ")[2]) from None
+                    raise lost from None
         return answers
+
+    def _lost(self, name: str, crash: Crash, arm: ArmId | None) -> Crash | ReferenceLost:
+        """End a worker that crashed; return what that means."""
+        self.end(name)
+        return ReferenceLost(str(crash), arm) if name == REFERENCE else crash
 
     def ensure(self, name: str) -> None:
         """Start a worker that has ended; raises like `ask`."""
@@ -106,10 +145,7 @@ class Team:
             self._start(name)
             self._greet(name)
         except Crash as crash:
-            self.end(name)
-            if name == REFERENCE:
-                raise ReferenceLost(str(crash), "") from None
-            raise
+            raise self._lost(name, crash, None) from None
 
     def end(self, name: str) -> None:
         """End a worker."""
@@ -118,31 +154,11 @@ class Team:
             self._keep_forged(name, worker)
             worker.end()
 
-    @contextmanager
-    def fresh(self, name: str) -> Iterator[str]:
-        """Start a further worker for a candidate and yield its name; it shares the buffer, and ends with the block.
-
-        What its channel carried counts as the candidate's. Raises `Crash` when it cannot be started.
-        """
-        fresh = f"{name}, afresh"
-        self._buffers[fresh] = self._buffers[name]
-        try:
-            with self.spending("set-up"):
-                self.ensure(fresh)
-            yield fresh
-        finally:
-            try:
-                self.end(fresh)
-            finally:
-                del self._buffers[fresh]
-                self._forged.setdefault(name, []).extend(self._forged.pop(fresh, []))
-
     def close(self) -> None:
         """End every worker and let go of the memory between them."""
         for name in list(self._workers):
             self.end(name)
-        # Once each: a fresh worker shares its candidate's.
-        for buffer in set(self._buffers.values()):
+        for buffer in self._buffers.values():
             buffer.close()
 
     def spending(self, what: str) -> AbstractContextManager[None]:
@@ -157,11 +173,21 @@ class Team:
     def _start(self, name: str) -> None:
         buffers = tuple(self._buffers.values()) if name == REFERENCE else (self._buffers[name],)
         worker = self._workers[name] = WorkerProcess(name, buffers, self._timeout_s)
-        worker.send("hello", describe=name == REFERENCE, **self._hello)
+        worker.send(replace(self._hello, describe=name == REFERENCE), "its start")
 
     def _greet(self, name: str) -> None:
-        answer = self._workers[name].receive("its start")
-        if "failed" in answer:
-            raise Crash(f"its worker cannot be set up: {answer['reason']}")
+        try:
+            answer = unwrap(self._workers[name].receive("its start"))
+        except CallFailed as error:
+            raise Crash(f"its worker cannot be set up: {error}") from None
         if name == REFERENCE:
-            self.environment, self.uuid = answer["environment"], answer["uuid"]
+            self.environment, self.uuid = answer.environment, answer.uuid
+
+
+def unwrap(answer: Message) -> Any:
+    """Return an answer; raises what it says went wrong."""
+    if isinstance(answer, Wrong):
+        raise WrongOutput(answer.reason)
+    if isinstance(answer, Failed):
+        raise CallFailed(answer.status, answer.reason)
+    return answer

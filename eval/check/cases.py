@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     import torch
@@ -30,13 +30,34 @@ class Case:
     kind: Literal["drawn", "mask", "stress", "swapped", "halved", "nudged"] = "drawn"
     name: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values."""
-        return asdict(self)
-
     def as_kind(self, kind: str) -> Case:
         """Return the same seed's case of another kind."""
         return replace(self, kind=kind)
+
+
+@dataclass(frozen=True)
+class OutputFacts:
+    """What the judge is told of an output beside its bytes."""
+
+    # Read from another process: no field may be missing, unknown or of another type.
+    __pydantic_config__ = {"strict": True, "extra": "forbid"}
+
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    strides: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Called:
+    """A call's output, or the parameter that a stress input needs and the candidate does not have."""
+
+    # Read from another process: no field may be missing, unknown or of another type.
+    __pydantic_config__ = {"strict": True, "extra": "forbid"}
+
+    output: OutputFacts | None
+    missing: str = ""
 
 
 def draw_case(case: Case, shape: Shape, device: torch.device) -> tuple[Tensor, Tensor | None]:

@@ -5,11 +5,8 @@ Each function returns lines of evidence; an empty list is the ordinary case. Loa
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -24,10 +21,6 @@ HIDDEN_NS_LEAST = 20_000
 FLOOR_MARGIN = {"measured": 2.0, "datasheet": 2.0, "assumed": 5.0}
 # The empty call starts on an idle device, a short call may start behind the one before: 12 us against 1.3 (H200).
 NOOP_SHARE = 0.2
-# A look delays the call behind it by 0.5 us of 25 at most (H200), but a host's cores differ by 2 from minute to minute.
-UNSEEN_SHARE = 0.4
-# Files whose change during a run shows that something was edited under the harness.
-WATCHED_FOLDERS = ("eval", "baseline")
 
 
 @dataclass(frozen=True)
@@ -79,29 +72,6 @@ def impossible_times(samples: Sequence[int], noop: Sequence[int], floor_ns: floa
     return lines
 
 
-def quicker_unseen(
-    seen: Sequence[Sequence[int]],
-    unseen: Sequence[Sequence[int]],
-    eager_seen: Sequence[Sequence[int]],
-    eager_unseen: Sequence[Sequence[int]],
-) -> list[str]:
-    """Tell whether the calls of every round that nobody looks at are far quicker than those of every seen one.
-
-    All are rounds of calls; what eager gains by not being seen is the host's doing, and no arm's.
-    """
-    if not seen or not unseen:
-        return []
-    best, slowest = min(map(median, seen)), max(map(median, unseen))
-    # By the median that the script's speedup is made of: eager calls that excuse an arm take its speedup with them.
-    host = min(1.0, median(call for part in eager_unseen for call in part) / max(map(median, eager_seen)))
-    if slowest >= UNSEEN_SHARE * host * best:
-        return []
-    return [
-        f"a call takes {best / 1e3:.2f} us or more with a look at its output behind it, and {slowest / 1e3:.2f} us or "
-        "less without"
-    ]
-
-
 def physical_floor_ns(shape: Shape, profile: Profile, valid_tokens: float) -> tuple[float, str]:
     """Return the nanoseconds no forward can beat on a device, and how well its rates are known.
 
@@ -122,28 +92,3 @@ def physical_floor_ns(shape: Shape, profile: Profile, valid_tokens: float) -> tu
         max(0.0, moved - profile.cache_bytes) / profile.copy_bytes_per_s,
     )
     return seconds * 1e9, max(marks, key=list(FLOOR_MARGIN).index)
-
-
-@cache
-def harness_files(root: Path) -> tuple[Path, ...]:
-    """Return the harness's own source files."""
-    return tuple(sorted(path for folder in WATCHED_FOLDERS for path in (root / folder).rglob("*.py")))
-
-
-def harness_digests(root: Path) -> dict[str, str]:
-    """Return the SHA-256 of every source file of the harness, by its place."""
-    return {
-        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in harness_files(root)
-        if path.exists()
-    }
-
-
-def changed_files(before: dict[str, str], root: Path) -> list[str]:
-    """Return a line for each source file of the harness that is not what it was."""
-    now = harness_digests(root)
-    return [
-        f"{name} of the harness changed while the candidate was measured"
-        for name, digest in before.items()
-        if now.get(name) != digest
-    ]

@@ -7,10 +7,11 @@ import mmap
 import os
 import weakref
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from rooflane.eval.check.cases import OutputFacts
 
 # Freed NaN blocks the next allocation of the output's size may land on.
 POISON_BLOCKS = 4
@@ -56,15 +57,15 @@ def stride_class(out: Tensor) -> str:
     return "dense" if _extent(out) == out.numel() else "strided"
 
 
-def describe_output(out: Tensor) -> dict[str, Any]:
+def describe_output(out: Tensor) -> OutputFacts:
     """Return what the judge is told of an output beside its bytes."""
-    return {
-        "shape": list(out.shape),
-        "dtype": str(out.dtype).removeprefix("torch."),
-        "device": out.device.type,
-        "strides": stride_class(out),
-        "bytes": out.numel() * out.element_size(),
-    }
+    return OutputFacts(
+        shape=tuple(out.shape),
+        dtype=str(out.dtype).removeprefix("torch."),
+        device=out.device.type,
+        strides=stride_class(out),
+        bytes=out.numel() * out.element_size(),
+    )
 
 
 def poison(like: Tensor, blocks: int = POISON_BLOCKS) -> None:

@@ -8,16 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
+    from torch import Tensor, nn
 
-    from rooflane.eval.worker.arms import Arm
     from rooflane.shapes import Shape
 
-    Trial = Callable[[Arm, "Inputs"], tuple[Tensor, Tensor, Tensor | None]]
+    Trial = Callable[["Arm", "Inputs"], tuple[Tensor, Tensor, Tensor | None]]
+
+
+class Arm(Protocol):
+    """A built forward and the module that holds its weights."""
+
+    forward: Callable[[Tensor, Tensor | None], Tensor]
+    weights: nn.Module
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a worker can see of tampering in its own process: replaced functions, changed flags, new threads.
+"""What a worker can see of tampering in its own process: replaced functions, changed flags and inputs, new threads.
 
 A candidate shares its worker's interpreter, so none of this stops one that is written to evade it; the judge in
 another process, the parent's wall clock and the fingerprints do not depend on it. It names what honest mistakes and
@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import builtins
 import os
+import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 CANDIDATE_MODULE = "rooflane_candidate_"
 # Functions the harness measures and compares with; each is watched by identity and by its code.
@@ -37,7 +39,13 @@ DIGEST_BYTES = 1 << 26
 ODD = 0x1E3779B97F4A7C15
 MIX = 0x2545F4914F6CDD1D
 MASK = (1 << 63) - 1
+# Bound here, before any candidate is imported.
 _arange = torch.arange
+_data_ptr = torch.Tensor.data_ptr
+_equal = torch.equal
+
+Given = tuple[Tensor, Tensor | None]
+
 WATCHED_PACKAGES = ("rooflane.eval.", "rooflane.baseline.")
 
 
@@ -67,6 +75,57 @@ class ProcessState:
             if current[name] != value
         ]
         return lines
+
+
+class GivenInputs:
+    """The inputs and masks of a window's calls, and the seed that each was drawn from."""
+
+    def __init__(self, cases: Sequence[Given], seeds: Sequence[int]) -> None:
+        self._cases = cases
+        self._seeds = seeds
+        self._places = [_places(case) for case in cases]
+
+    def change(self, draw: Callable[[int], Given], chosen: int) -> str:
+        """Return how a call changed what it was given, "" where nothing shows it.
+
+        Every input's dtype, strides and address are compared, and the contents of one that `chosen` decides with a
+        new draw of it.
+        """
+        for case, before in zip(self._cases, self._places, strict=True):
+            if _places(case) != before:
+                return "an input or mask has another dtype, shape or place in memory than before its call"
+        number = random.Random(f"inputs {chosen}").randrange(len(self._cases))
+        pairs = zip(self._cases[number], draw(self._seeds[number]), strict=True)
+        if all(held is None or _equal(held, drawn) for held, drawn in pairs):
+            return ""
+        return "an input or mask has other contents than before its call"
+
+
+class GivenWeights:
+    """A module's parameters and buffers at one moment: contents, dtype and place of each."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._held = self._read()
+
+    def changes(self) -> list[str]:
+        """Return how the module's weights differ from these, a line for each way with the first tensor it shows in."""
+        now, found = self._read(), {}
+        if now.keys() != self._held.keys():
+            return ["names have come or gone"]
+        for name, (contents, place) in self._held.items():
+            if now[name][1][0] != place[0]:
+                found.setdefault("dtype", f"{name} is {now[name][1][0]}, was {place[0]}")
+            elif now[name][0] != contents:
+                found.setdefault("contents", f"{name} holds other values")
+            elif now[name][1] != place:
+                found.setdefault("place", f"{name} lies elsewhere in memory")
+        return list(found.values())
+
+    def _read(self) -> dict[str, tuple[int, tuple]]:
+        held = self._module.state_dict()
+        marks = zip(held.items(), digests(held.values()), strict=True)
+        return {name: (mark, _place(tensor)) for (name, tensor), mark in marks}
 
 
 def flags() -> dict[str, Any]:
@@ -160,3 +219,12 @@ def _functions() -> dict[str, Any]:
 def _mark(value: Callable) -> tuple[int, int]:
     code = getattr(value, "__code__", None)
     return id(value), hash(code.co_code) if isinstance(code, CodeType) else 0
+
+
+def _places(case: Given) -> tuple:
+    return tuple(None if part is None else _place(part) for part in case)
+
+
+def _place(tensor: Tensor) -> tuple:
+    """Return a tensor's dtype, shape, strides and address."""
+    return tensor.dtype, tensor.shape, tensor.stride(), _data_ptr(tensor)

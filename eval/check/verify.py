@@ -1,23 +1,23 @@
 """Verification: is an arm's output right, on accuracy trials, ragged masks, stress inputs and the caller's terms.
 
-The arm's worker calls, the judge compares; this drives both and holds no tensor. `Ask` is a request to either,
-whether it lives in another process or in this one.
+The arm's worker calls, the judge compares; this drives both and holds no tensor. `ArmSide` and `JudgeSide` are the two,
+whether they live in other processes or in this one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
-from rooflane.eval.check.cases import MASK_NAMES, Case
+from rooflane.eval.check.cases import MASK_NAMES, Called, Case, OutputFacts
 from rooflane.eval.check.gate import merge_gates
 from rooflane.eval.check.promises import IS_BASELINE, PROMISES, UNSTABLE
 from rooflane.eval.record.records import GateResult, TruthCheck, Verification
 from rooflane.shapes import Shape
 
-Ask = Callable[..., dict[str, Any]]
 Level = Literal["full", "trials"]
 
 # Numbers added to the seed: each part draws inputs that no other part has met.
@@ -36,12 +36,44 @@ class CallFailed(Exception):
         self.status = status
 
 
+class ArmSide(Protocol):
+    """One arm in its worker; each method raises `CallFailed` or `WrongOutput` where the arm's call does."""
+
+    def digest_weights(self) -> object:
+        """Return what depends on every bit of the arm's weights."""
+
+    def call(self, case: Case, promise: str = "") -> Called:
+        """Call the arm on a case, or as a promise allows."""
+
+    def load_weights(self, flipped: bool) -> object:
+        """Load the shape's weights, or the same with every tensor's rows reversed."""
+
+    def repeats(self, case: Case) -> bool:
+        """Tell whether several calls on one input give the same bytes."""
+
+    def is_baseline(self, case: Case) -> bool:
+        """Tell whether the arm runs the baseline's operations and no others."""
+
+
+class JudgeSide(Protocol):
+    """The judge, asked about the arm's outputs."""
+
+    def compare(self, case: Case, output: OutputFacts, flipped: bool = False) -> GateResult:
+        """Gate an output on a case."""
+
+    def stress_names(self) -> Sequence[str]:
+        """Return the names of the stress inputs."""
+
+    def compare_stressed(self, case: Case, output: OutputFacts) -> TruthCheck | str:
+        """Compare an output on a stress input with float64; return why not where that cannot be done."""
+
+
 @dataclass
 class _Bench:
     """What every check of one arm shares."""
 
-    subject: Ask
-    judge: Ask
+    subject: ArmSide
+    judge: JudgeSide
     shape: Shape
     device: str
     seed: int
@@ -53,15 +85,9 @@ class _Bench:
         padding = self.shape.padding_ratio if kind != "mask" else 0.0
         return Case(self.seed + offset, padding, kind, name)
 
-    def call(self, case: Case, promise: str = "") -> dict[str, Any]:
-        """Have the arm called; return the description of its output."""
-        return checked(self.subject("call", case=case.as_dict(), promise=promise))
-
     def gate(self, case: Case, promise: str = "", judged: Case | None = None, flipped: bool = False) -> GateResult:
         """Have one call compared with the reference."""
-        output = self.call(case, promise)["output"]
-        found = self.judge("compare", case=(judged or case).as_dict(), output=output, flipped=flipped)
-        return GateResult.model_validate(found["gate"])
+        return self.judge.compare(judged or case, self.subject.call(case, promise).output, flipped)
 
     def late(self, what: str) -> bool:
         """Tell whether the time for checks is spent, and note what is left out."""
@@ -72,8 +98,8 @@ class _Bench:
 
 
 def verify(
-    subject: Ask,
-    judge: Ask,
+    subject: ArmSide,
+    judge: JudgeSide,
     shape: Shape,
     *,
     device: str = "cpu",
@@ -91,13 +117,13 @@ def verify(
     bench = _Bench(subject, judge, shape, device, seed, deadline)
     found: dict[str, Any] = {}
     try:
-        before = checked(subject("weights_digest"))["digest"]
+        before = subject.digest_weights()
         _trials(bench, trials, found)
         if level == "full":
             _masks(bench, found)
             _stress(bench, found)
             _contract(bench, found)
-        if checked(subject("weights_digest"))["digest"] != before:
+        if subject.digest_weights() != before:
             raise WrongOutput("the weights differ from those before the first call")
     except WrongOutput as error:
         found |= {"status": "incorrect", "reason": str(error)}
@@ -106,15 +132,6 @@ def verify(
     found.setdefault("status", "ok")
     found["contract_class"] = _contract_class(found)
     return Verification(notes=bench.notes, **found)
-
-
-def checked(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return an answer; raises what it says went wrong."""
-    if "wrong" in answer:
-        raise WrongOutput(answer["wrong"])
-    if "failed" in answer:
-        raise CallFailed(answer["failed"], answer["reason"])
-    return answer
 
 
 def require(gate: GateResult, what: str) -> None:
@@ -166,21 +183,17 @@ def _stress(bench: _Bench, found: dict[str, Any]) -> None:
     """Run the stress inputs, then one plain trial: the weights that a stress changed are back, and must be seen."""
     checks: list[TruthCheck] = []
     found["truth"] = checks
-    names = bench.judge("stress_names")["names"]
-    for index, name in enumerate(names):
+    for index, name in enumerate(bench.judge.stress_names()):
         if bench.late(f"stress input {name!r}"):
             return
         case = bench.case(STRESSES + index, "stress", name)
-        answer = bench.call(case)
-        if "missing" in answer:
-            bench.notes.append(
-                f"stress input {name!r} not run: the candidate has no parameter named {answer['missing']}"
-            )
+        called = bench.subject.call(case)
+        if called.missing:
+            bench.notes.append(f"stress input {name!r} not run: the candidate has no parameter named {called.missing}")
             continue
-        judged = bench.judge("stress", case=case.as_dict(), output=answer["output"])
-        if "fault" in judged:
-            raise WrongOutput(f"stress input {name!r}: {judged['fault']}")
-        check = TruthCheck.model_validate(judged["check"])
+        check = bench.judge.compare_stressed(case, called.output)
+        if isinstance(check, str):
+            raise WrongOutput(f"stress input {name!r}: {check}")
         checks.append(check)
         if not check.passed:
             raise WrongOutput(
@@ -203,7 +216,7 @@ def _contract(bench: _Bench, found: dict[str, Any]) -> None:
         flipped = name == "weights loaded"
         try:
             if flipped:
-                checked(bench.subject("load", flipped=True))
+                bench.subject.load_weights(flipped=True)
             kept = bench.gate(case, name, case.as_kind(promise.kind), flipped).passed
         except CallFailed as error:
             if error.status == "oom":
@@ -216,10 +229,11 @@ def _contract(bench: _Bench, found: dict[str, Any]) -> None:
             kept = False
         finally:
             if flipped:
-                checked(bench.subject("load", flipped=False))
+                bench.subject.load_weights(flipped=False)
         if not kept:
             findings.append(promise.finding)
-    if not checked(bench.subject("repeat", case=bench.case(CONTRACT + 50).as_dict()))["same"]:
+    if not bench.subject.repeats(bench.case(CONTRACT + 50)):
         bench.notes.append(UNSTABLE)
-    if bench.subject("signature", case=bench.case(CONTRACT + 51).as_dict()).get("baseline"):
-        bench.notes.append(IS_BASELINE)
+    with suppress(CallFailed, WrongOutput):  # a forward that cannot be traced is no copy of the baseline
+        if bench.subject.is_baseline(bench.case(CONTRACT + 51)):
+            bench.notes.append(IS_BASELINE)

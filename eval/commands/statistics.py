@@ -1,4 +1,4 @@
-"""Questions about numbers already measured: how many processes to plan, what tokens cost; and the seal of a run."""
+"""Questions about numbers already measured: how many processes to plan, what tokens cost."""
 
 from __future__ import annotations
 
@@ -144,15 +144,3 @@ def _calls(mix: list[str]) -> dict[str, float]:
         if not separator or not 0 <= calls[name] < float("inf"):
             raise EvaluationError(f"{text!r} is no part of a mix; write ID=CALLS, such as --mix 1=3 --mix 6=1")
     return calls
-
-
-def seal_command(run: RunFolder) -> None:
-    """Bind a run's files by digest, as a finished run is: for one of an older version, or after a known change."""
-    from rooflane.eval.record.digest import seal
-    from rooflane.eval.stats.run import read_run
-
-    found = read_run(run)
-    missing = found.summary().missing
-    path = seal(found.folder)
-    left = f"; {missing} planned rows are missing in it" if missing else ""
-    console(stderr=True).print(f"sealed by {path}{left}", highlight=False)

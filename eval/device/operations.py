@@ -22,6 +22,7 @@ from rooflane.dispatch.ledger import Op, ledger
 from rooflane.eval.device.operation_trace import Forward, Launch, count_launches, trace
 from rooflane.eval.device.probe import measure_once
 from rooflane.eval.exit_codes import EvaluationError
+from rooflane.eval.record.arm_id import parse_arm
 from rooflane.eval.record.environment import resolve_device
 from rooflane.eval.record.records import EAGER
 from rooflane.eval.worker.arms import build_arm
@@ -143,7 +144,8 @@ def profile_arm(shape: Shape, arm: str, device: str, profile: str, rules: str | 
     model = build_baseline(shape, place, SEED)
     forward: Forward | None = model
     if arm != EAGER:
-        built = build_arm(arm, model, shape, place, limits, load_rule_table(rules), SEED)
+        wanted = parse_arm(arm, () if arm in CONTROLS else (arm,))
+        built = build_arm(wanted, model, shape, place, limits, load_rule_table(rules), SEED)
         if built.forward is None:
             raise EvaluationError(f"{arm} cannot be profiled on shape {shape.id} ({shape.label()}): {built.reason}")
         forward = built.forward

@@ -1,4 +1,4 @@
-"""A finished run's seal: digests of its files, so that a changed sample is noticed before it is believed."""
+"""The digest of a run: held in memory while the run is written, and on disk once the run is finished."""
 
 from __future__ import annotations
 
@@ -14,6 +14,28 @@ DIGEST_FILE = "digest.json"
 ALGORITHM = "sha256"
 # What every figure of a report comes from.
 SEALED_FILES = (RUN_FILE, RECORDS_FILE, NULLS_FILE)
+
+
+class WrittenRecords:
+    """The digest of a record file as this process wrote it, held in memory until the run is finished."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        # Rows of an interrupted part are there already.
+        self._hash = hashlib.sha256(path.read_bytes() if path.exists() else b"")
+
+    def add(self, data: bytes) -> None:
+        """Note bytes that this process appended."""
+        self._hash.update(data)
+
+    def check(self) -> None:
+        """Raise `EvaluationError` when the file on disk differs from what this process wrote."""
+        data = self._path.read_bytes() if self._path.exists() else b""
+        if hashlib.sha256(data).digest() != self._hash.digest():
+            raise EvaluationError(
+                f"{self._path}: the file changed while the run was in progress, and not by the run itself, so the run "
+                "is not finished; measure again"
+            )
 
 
 def seal(folder: Path) -> Path:
@@ -54,8 +76,7 @@ def verify_seal(folder: Path) -> None:
     if changed:
         raise EvaluationError(
             f"{folder}: {' and '.join(changed)} changed after the run was finished: the digest in {DIGEST_FILE} does "
-            "not hold, so no figure is shown; take the run from its source again, or measure anew. If you changed it "
-            f"yourself and stand by it, seal it again with `rooflane seal {folder}`"
+            "not hold, so no figure is shown; take the run from its source again, or measure again"
         )
 
 

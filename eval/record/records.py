@@ -138,8 +138,8 @@ class Timing(BaseModel):
     `idle_ns` the event pair after a synchronisation, `cold_ns` with the caches overwritten before, `rotating_ns` over
     inputs of five times the cache. `loop_ns` `[round]` is a fixed loop of the interpreter ahead of each round.
 
-    With fixed inputs a candidate is timed once more as the organiser's script does it, with no look at the outputs:
-    `bare_ns` are its calls and `bare_eager_ns` eager's, both `[round][call]`, in turn in one fresh process.
+    Only older records carry `bare_ns` and `bare_eager_ns` `[round][call]`: the candidate's calls and eager's, timed in
+    turn in one further process as the organiser's script times them.
     """
 
     model_config = _CONFIG
@@ -237,8 +237,10 @@ class RunMeta(BaseModel):
     rooflane_version: str
     settings: dict[str, Any]
     device: str
-    seed: int | None = Field(description="None until the run is complete; `seed_hash` binds it before")
-    seed_hash: str = Field(default="", description="SHA-256 of the secret seed, written before anything ran")
+    seed: int | None = Field(
+        description="None until the run is complete; of a run that was interrupted, the seed of its last part"
+    )
+    seed_hash: str = Field(default="", description="only in older records: SHA-256 of the seed")
     shapes: list[dict[str, Any]]
     candidates: list[str]
     controls: list[str]
@@ -252,6 +254,11 @@ class RunMeta(BaseModel):
     profile: dict[str, Any]
     price_per_hour: float | None
     predictions: list[Prediction]
+    not_run: dict[str, str] | None = Field(
+        default=None,
+        description="shapes that eager fits and that the run leaves out, with the reason, decided before anything ran; "
+        "None in older runs",
+    )
     rules: RulesUsed | None = Field(default=None, description="None in runs of before tables were recorded")
 
     def shape_list(self) -> list[Shape]:
@@ -271,8 +278,8 @@ class RunMeta(BaseModel):
         return next(prediction for prediction in self.predictions if prediction.shape == shape_id)
 
 
-def append_records(path: Path, records: Iterable[Record]) -> None:
-    """Append rows to a record file and wait for the disk.
+def append_records(path: Path, records: Iterable[Record]) -> bytes:
+    """Append rows to a record file, wait for the disk, and return the bytes written.
 
     All rows go in one write, so an interruption leaves whole rows and at most one torn line at the end; a torn line
     left by an earlier interruption is ended first.
@@ -284,6 +291,7 @@ def append_records(path: Path, records: Iterable[Record]) -> None:
         file.write(text.encode())
         file.flush()
         os.fsync(file.fileno())
+    return text.encode()
 
 
 def read_records(path: Path) -> list[Record]:

@@ -47,9 +47,9 @@ class Run:
         """Return the rows written so far."""
         return read_records(self.folder / RECORDS_FILE)
 
-    def append(self, records: Sequence[Record]) -> None:
-        """Write rows."""
-        append_records(self.folder / RECORDS_FILE, records)
+    def append(self, records: Sequence[Record]) -> bytes:
+        """Write rows; return the bytes written."""
+        return append_records(self.folder / RECORDS_FILE, records)
 
     def update(self, **fields: object) -> None:
         """Write the page again with new values of some fields, in one step."""

@@ -22,7 +22,8 @@ from rooflane.baseline import (
     generate_random_case,
     torch_dtype,
 )
-from rooflane.eval.record.records import COPY_PREFIX, EAGER, NOOP, Kind, Status, Timing, Verification
+from rooflane.eval.record.arm_id import ArmId
+from rooflane.eval.record.records import Status
 from rooflane.eval.worker.candidates import Plan, build_candidate, parse_candidate, plan_candidate
 from rooflane.eval.worker.failures import is_oom, told
 from rooflane.shapes import Shape
@@ -32,24 +33,18 @@ if TYPE_CHECKING:
 
     Forward = Callable[[Tensor, Tensor | None], Tensor]
 
-CHUNKED_REFERENCE = "chunked_reference"
-
 
 @dataclass
 class Arm:
-    """One thing that is timed, with everything found out about it so far."""
+    """One thing that is timed, as its worker holds it."""
 
-    name: str
-    kind: Kind
+    id: ArmId
     plan: Plan = field(default_factory=Plan)
     forward: Forward | None = None
     weights: nn.Module | None = None
     status: Status = "ok"
     reason: str = ""
     setup_s: float | None = None
-    verification: Verification | None = None
-    timing: Timing | None = None
-    measured_peak_bytes: int | None = None
 
     def fail(self, error: Exception, doing: str) -> None:
         """Note that the arm raised, and let go of what it holds."""
@@ -63,7 +58,7 @@ class Arm:
 
 
 def build_arm(
-    name: str,
+    wanted: ArmId,
     reference: BaselineTransformer | None,
     shape: Shape,
     device: torch.device,
@@ -78,8 +73,8 @@ def build_arm(
     The model is drawn from `seed`, or is a copy of `reference` where one is given. `setup_s` runs from the build to
     the end of the first call, which is where compilation and capture happen; `call=False` leaves that call out.
     """
-    arm = Arm(name, kind_of(name))
-    control = CONTROLS.get(name) or PROBES.get(name)
+    arm, name = Arm(wanted), wanted.name
+    control = None if wanted.kind in ("candidate", "copy") else CONTROLS.get(name) or PROBES[name]
     try:
         if control:
             arm.plan = Plan(contract=control.contract, unsupported=control.supports(device.type))
@@ -102,15 +97,6 @@ def build_arm(
     except Exception as error:  # a candidate may raise anything; its row says what
         arm.fail(error, "building it and calling it once")
     return arm
-
-
-def kind_of(name: str) -> Kind:
-    """Return what kind of arm a name stands for."""
-    if name.startswith(COPY_PREFIX):
-        return "copy"
-    if name in PROBES:
-        return "noop" if name == NOOP else "anchor"
-    return "baseline" if name == EAGER else "control" if name in CONTROLS else "candidate"
 
 
 def first_call(forward: Forward, shape: Shape, device: torch.device, seed: int) -> float:

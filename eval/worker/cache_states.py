@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from rooflane.eval.worker import protocol
 from rooflane.eval.worker.clock import cache_bytes
-from rooflane.eval.worker.subject import failure
 from rooflane.eval.worker.windows import Windows
 
 # Inputs that are used in turn must overflow the cache this many times before none is found in it.
@@ -21,24 +21,23 @@ class CacheStates:
     def __init__(self, windows: Windows) -> None:
         self._windows = windows
 
-    def states(self, arm: str, seed: int, calls: int, budget_s: float, host_ns: int, call_ns: int) -> dict[str, Any]:
+    def states(self, request: protocol.TimeStates) -> protocol.States:
         """Return an arm's nanoseconds by the other clocks and in the other cache states, as many calls as fit."""
-        windows, clock = self._windows, self._windows.clock
-        forward = windows.subject.arms[arm].forward
-        calls = max(1, min(calls, int(budget_s * 1e9 / 5 / max(1, call_ns)), windows.capacity()))
-        try:
-            fresh = [windows.draw(seed + number) for number in range(calls)]
-            same = [windows.draw(seed + calls)] * calls
-            with torch.inference_mode():
-                forward(*same[0])
-                found = {"harness_ns": clock.window(forward, same)()[0]}
-                found["device_ns"] = clock.spans(forward, fresh, host_ns)
-                found["idle_ns"] = clock.idle(forward, fresh)
-                found["cold_ns"] = clock.cold(forward, fresh)
-                found["rotating_ns"] = self._rotate(forward, fresh, calls)
-            return found
-        except Exception as error:
-            return failure(error)
+        windows, clock, seed = self._windows, self._windows.clock, request.seed
+        forward = windows.subject.arms[request.arm].forward
+        fit = int(request.budget_s * 1e9 / 5 / max(1, request.call_ns))
+        calls = max(1, min(request.calls, fit, windows.capacity()))
+        fresh = [windows.draw(seed + number) for number in range(calls)]
+        same = [windows.draw(seed + calls)] * calls
+        with torch.inference_mode():
+            forward(*same[0])
+            return protocol.States(
+                harness_ns=clock.window(forward, same)()[0],
+                device_ns=clock.spans(forward, fresh, request.host_ns),
+                idle_ns=clock.idle(forward, fresh),
+                cold_ns=clock.cold(forward, fresh),
+                rotating_ns=self._rotate(forward, fresh, calls),
+            )
 
     def _rotate(self, forward: Any, cases: list, calls: int) -> list[int]:
         """Time calls over inputs that overflow the L2 five times between two uses; nothing where that is too many."""

@@ -6,12 +6,12 @@ request was written by something else than the harness: it is counted, and repor
 
 from __future__ import annotations
 
-import json
 import os
 import selectors
 import socket
 import threading
-from typing import Any
+
+from rooflane.eval.worker.protocol import Message, Request, decode_request, encode_answer
 
 # What a worker's line may measure: window answers carry fingerprints, a few hundred kB at most.
 LINE_BYTES = 64 << 20
@@ -26,21 +26,19 @@ class Channel:
         self._waiting = selectors.DefaultSelector()
         self._waiting.register(self._socket, selectors.EVENT_READ)
 
-    def receive(self, *, awake: bool = False) -> dict[str, Any] | None:
-        """Wait for the next request; None when the parent is gone. `awake` waits without letting go of the core."""
+    def receive(self, *, awake: bool = False) -> tuple[int, Request] | None:
+        """Wait for the next request and its number; None when the parent is gone.
+
+        `awake` waits without letting go of the core.
+        """
         while awake and not self._waiting.select(0):
             pass
         line = self._read.readline()
-        return json.loads(line) if line.endswith(b"\n") else None
+        return decode_request(line) if line.endswith(b"\n") else None
 
-    def answer(self, request: dict[str, Any], values: dict[str, Any]) -> None:
-        """Answer a request."""
-        self._socket.sendall(json.dumps({**values, "answers": request["nonce"]}).encode() + b"\n")
-
-
-def tells_failure(answer: dict[str, Any]) -> bool:
-    """Tell whether an answer says that something raised, in a call or in the build of an arm."""
-    return "failed" in answer or answer.get("status") in ("error", "oom")
+    def answer(self, number: int, answer: Message) -> None:
+        """Answer the request of a number."""
+        self._socket.sendall(encode_answer(answer, number))
 
 
 def end_with_parent(descriptor: int) -> None:

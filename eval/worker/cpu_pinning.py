@@ -49,13 +49,13 @@ def _allowed_cores() -> list[int]:
         return []
 
 
-class CalmCore:
+class FastCore:
     """Keeps this thread to some cores, and on the calmest of them, from `hold` to `leave`."""
 
     def __init__(self) -> None:
         self._allowed: set[int] = set()
         self._cores: set[int] = set()
-        self._calm_ns = 0
+        self._fast_ns = 0
 
     def hold(self, cores: Iterable[int]) -> None:
         """Keep to these cores; does nothing where there are none, or none may be chosen."""
@@ -68,7 +68,7 @@ class CalmCore:
             os.sched_setaffinity(0, cores)
         except (AttributeError, OSError):  # not Linux, or forbidden
             return
-        self._allowed, self._cores, self._calm_ns = allowed, cores, 0
+        self._allowed, self._cores, self._fast_ns = allowed, cores, 0
 
     def pace_ns(self) -> int:
         """Return the loop's nanoseconds; where they are over 1.3 times the least known, move to the calmest core first.
@@ -76,11 +76,11 @@ class CalmCore:
         The first call of a held thread always looks for that core.
         """
         pace = loop_ns()
-        if self._cores and pace > SLOW * self._calm_ns:
+        if self._cores and pace > SLOW * self._fast_ns:
             with suppress(OSError):  # the machine's owner took cores away meanwhile
                 self._move()
             pace = loop_ns()
-        self._calm_ns = min(self._calm_ns or pace, pace)
+        self._fast_ns = min(self._fast_ns or pace, pace)
         return pace
 
     def leave(self) -> None:
@@ -97,5 +97,5 @@ class CalmCore:
         os.sched_setaffinity(0, self._cores)
         cores = sorted(self._cores)
         if paces := core_paces(cores[:: -(-len(cores) // CORES_AT_MOST)]):
-            self._calm_ns = min(self._calm_ns or inf, *paces.values())
+            self._fast_ns = min(self._fast_ns or inf, *paces.values())
             os.sched_setaffinity(0, {min(paces, key=paces.get)})

@@ -17,10 +17,12 @@ from torch import Tensor
 
 from rooflane.baseline import BaselineTransformer, torch_dtype
 from rooflane.eval.check import fingerprint
-from rooflane.eval.check.cases import Case, draw_case
-from rooflane.eval.check.gate import GateResult, check_gate
+from rooflane.eval.check.cases import Case, OutputFacts, draw_case
+from rooflane.eval.check.gate import check_gate
 from rooflane.eval.check.outputs import SharedBytes
 from rooflane.eval.check.truth import HALF_FACTOR, STRESS_FACTOR, STRESSES, Truth, judge, stressed
+from rooflane.eval.record.records import GateResult
+from rooflane.eval.worker import protocol
 from rooflane.eval.worker.subject import flipped_weights
 from rooflane.shapes import Shape
 
@@ -29,7 +31,7 @@ CACHE_BYTES = 64 << 20
 
 
 class Judge:
-    """Compares outputs of one shape with the reference; every method returns plain values."""
+    """Compares outputs of one shape with the reference; a method a request."""
 
     def __init__(
         self, reference: BaselineTransformer, shape: Shape, device: torch.device, buffers: list[SharedBytes]
@@ -41,71 +43,73 @@ class Judge:
         self._truth: Truth | None = None
         self._cached: tuple[Any, Tensor] | None = None
 
-    def compare(self, case: dict[str, Any], output: dict[str, Any], buffer: int, flipped: bool = False) -> dict:
+    def handlers(self) -> protocol.Handlers:
+        """Return what this answers, by request."""
+        return {
+            protocol.Compare: self.compare,
+            protocol.ListStresses: self.list_stresses,
+            protocol.CompareStressed: self.compare_stressed,
+            protocol.CompareMarks: self.compare_marks,
+            protocol.CompareKept: self.compare_kept,
+        }
+
+    def compare(self, request: protocol.Compare) -> protocol.Gated:
         """Gate an output on a case; `flipped` says that the rows of every weight were reversed for it."""
-        case = Case(**case)
-        out, fault = self._read(output, buffer)
-        if fault:
-            return {"gate": fault.model_dump(mode="json")}
-        with self._loaded(flipped), torch.inference_mode():
-            x, mask = draw_case(case, self.shape, self.device)
-            gate = self._gate(out, self._answer(case, x, mask, flipped), x, mask, flipped)
-        return {"gate": gate.model_dump(mode="json")}
+        out, fault = self._read(request.output, request.buffer)
+        return protocol.Gated(fault or self._compare(out, request.case, request.flipped))
 
-    def stress_names(self) -> dict[str, Any]:
+    def list_stresses(self, request: protocol.ListStresses) -> protocol.Names:
         """Return the names of the stress inputs."""
-        return {"names": [stress.name for stress in STRESSES]}
+        return protocol.Names([stress.name for stress in STRESSES])
 
-    def stress(self, case: dict[str, Any], output: dict[str, Any], buffer: int) -> dict[str, Any]:
+    def compare_stressed(self, request: protocol.CompareStressed) -> protocol.Stressed:
         """Judge an output on a stress input: it and eager are both compared with float64."""
-        case = Case(**case)
-        out, fault = self._read(output, buffer)
+        out, fault = self._read(request.output, request.buffer)
         if fault:
-            return {"fault": fault.reason}
-        stress = next(one for one in STRESSES if one.name == case.name)
+            return protocol.Stressed(None, fault.reason)
+        stress = next(one for one in STRESSES if one.name == request.case.name)
         truth = self._need_truth()
-        x, mask = draw_case(case, self.shape, self.device)
+        x, mask = draw_case(request.case, self.shape, self.device)
         with stressed(self.reference, stress), stressed(truth.model, stress), torch.inference_mode():
             eager = self.reference(x, mask)[truth.rows]
             true = truth(x, mask)
-        check = judge(stress.name, out[truth.rows], eager, true, STRESS_FACTOR, truth.label)
-        return {"check": check.model_dump(mode="json")}
+        return protocol.Stressed(judge(stress.name, out[truth.rows], eager, true, STRESS_FACTOR, truth.label))
 
-    def marks(self, case: dict[str, Any], marks: str, mark_seed: int) -> dict[str, Any]:
+    def compare_marks(self, request: protocol.CompareMarks) -> protocol.MarksCompared:
         """Compare a timed call's fingerprint with that of the reference's answer; above 1 is a wrong answer."""
-        case = Case(**case)
         with torch.inference_mode():
-            x, mask = draw_case(case, self.shape, self.device)
-            ref = self._answer(case, x, mask)
-            expected = fingerprint.of_output(ref, self.shape.tokens, mark_seed)
+            x, mask = draw_case(request.case, self.shape, self.device)
+            ref = self._answer(request.case, x, mask)
+            expected = fingerprint.of_output(ref, self.shape.tokens, request.mark_seed)
             allowed = fingerprint.limits(ref, self.shape.tokens)
-        row, ratio = fingerprint.worst_row(_decode(marks), expected, allowed)
-        return {"ratio": ratio, "row": row}
+        return protocol.MarksCompared(*fingerprint.worst_row(_decode(request.marks), expected, allowed))
 
-    def kept(
-        self, case: dict[str, Any], output: dict[str, Any], buffer: int, marks: str, mark_seed: int
-    ) -> dict[str, Any]:
+    def compare_kept(self, request: protocol.CompareKept) -> protocol.Gated:
         """Gate a kept output of a timed call, and tell whether its bytes have the fingerprint taken behind the call."""
-        found = self.compare(case, output, buffer)
-        out, fault = self._read(output, buffer)
+        out, fault = self._read(request.output, request.buffer)
         if fault:
-            return found | {"same": False}
-        now = fingerprint.of_output(out, self.shape.tokens, mark_seed)
+            return protocol.Gated(fault, same=False)
+        gate = self._compare(out, request.case, flipped=False)
+        now = fingerprint.of_output(out, self.shape.tokens, request.mark_seed)
         # Bit for bit on one device; sums of another thread count or layout may round differently.
         scale = out.float().abs().max().item() * math.sqrt(out.numel()) + 1e-30
-        return found | {"same": bool((now - _decode(marks)).abs().max() <= 1e-5 * scale)}
+        return protocol.Gated(gate, same=bool((now - _decode(request.marks)).abs().max() <= 1e-5 * scale))
 
-    def _read(self, output: dict[str, Any], buffer: int) -> tuple[Tensor | None, GateResult | None]:
+    def _compare(self, out: Tensor, case: Case, flipped: bool) -> GateResult:
+        with self._loaded(flipped), torch.inference_mode():
+            x, mask = draw_case(case, self.shape, self.device)
+            return self._gate(out, self._answer(case, x, mask, flipped), x, mask, flipped)
+
+    def _read(self, output: OutputFacts, buffer: int) -> tuple[Tensor | None, GateResult | None]:
         """Return an output from its bytes; a failing result where it is not of the shape's kind."""
         shape = (self.shape.batch_size, self.shape.seq_len, self.shape.d_model)
         dtype = torch_dtype(self.shape.dtype)
-        said = tuple(output["shape"]), output["dtype"], output["device"], output["bytes"]
-        if said != (shape, self.shape.dtype, self.device.type, math.prod(shape) * dtype.itemsize):
+        found = output.shape, output.dtype, output.device, output.bytes
+        if found != (shape, self.shape.dtype, self.device.type, math.prod(shape) * dtype.itemsize):
             empty = torch.zeros(0, dtype=dtype)
             gate = check_gate(empty, torch.zeros(1, dtype=dtype))
-            return None, gate.model_copy(
-                update={"reason": f"the output is of shape {said[0]}, {said[1]}, on {said[2]}"}
-            )
+            reason = f"the output is of shape {output.shape}, {output.dtype}, on {output.device}"
+            return None, gate.model_copy(update={"reason": reason})
         return self.buffers[buffer].read(shape, dtype, self.device), None
 
     def _answer(self, case: Case, x: Tensor, mask: Tensor | None, flipped: bool = False) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,8 +18,9 @@ from rooflane.baseline import BaselineTransformer, chunked_reference, config_of,
 from rooflane.eval.check.gate import check_gate
 from rooflane.eval.check.outputs import SharedBytes, describe_output, output_fault
 from rooflane.eval.record.environment import available_memory_bytes
+from rooflane.eval.worker import protocol
 from rooflane.eval.worker.clock import Clock
-from rooflane.eval.worker.subject import Subject, WrongKind, failure
+from rooflane.eval.worker.subject import Subject, WrongKind
 from rooflane.shapes import Shape
 
 if TYPE_CHECKING:
@@ -39,54 +40,53 @@ class BigCall:
         self.clock = clock
         self._out: Tensor | None = None
 
-    def big_call(self, arm: str, seed: int, padding: float) -> dict[str, Any]:
+    def handlers(self) -> protocol.Handlers:
+        """Return what this answers, by request."""
+        return {
+            protocol.CallWhole: self.call_whole,
+            protocol.ShipPart: self.ship_part,
+            protocol.TimeWhole: self.time_whole,
+        }
+
+    def call_whole(self, request: protocol.CallWhole) -> protocol.WholeCalled:
         """Call an arm on the whole shape; return its seconds, its peak memory and the valid tokens."""
         shape, device = self.subject.shape, self.subject.device
         self._out = None
-        try:
-            x, mask = draw_whole(shape, device, seed, padding)
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-                torch.cuda.reset_peak_memory_stats()
-            before = perf_counter_ns()
-            with torch.inference_mode():
-                out = self.subject.arms[arm].forward(x, mask)
-            self.clock.synchronize()
-            seconds = (perf_counter_ns() - before) / 1e9
-            peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
-            if fault := output_fault(out, x, mask):
-                raise WrongKind(fault)
-            self._out = out
-            return {"seconds": seconds, "peak_bytes": peak, "valid_tokens": int(mask.sum())}
-        except Exception as error:
-            return failure(error)
+        x, mask = draw_whole(shape, device, request.seed, request.padding)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+        before = perf_counter_ns()
+        with torch.inference_mode():
+            out = self.subject.arms[request.arm].forward(x, mask)
+        self.clock.synchronize()
+        seconds = (perf_counter_ns() - before) / 1e9
+        peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
+        if fault := output_fault(out, x, mask):
+            raise WrongKind(fault)
+        self._out = out
+        return protocol.WholeCalled(seconds, peak, int(mask.sum()))
 
-    def big_ship(self, element: int, rows: int) -> dict[str, Any]:
+    def ship_part(self, request: protocol.ShipPart) -> protocol.Shipped:
         """Write the first rows of one element of the output for the judge."""
-        try:
-            part = self._out[element : element + 1, :rows]
-            self.subject.buffer.write(part)
-            return {"output": describe_output(part)}
-        except Exception as error:
-            return failure(error)
+        part = self._out[request.element : request.element + 1, : request.rows]
+        self.subject.buffer.write(part)
+        return protocol.Shipped(describe_output(part))
 
-    def big_time(self, arm: str, seed: int, padding: float) -> dict[str, Any]:
+    def time_whole(self, request: protocol.TimeWhole) -> protocol.WholeTimed:
         """Time one call on new contents; its output is held for the judge."""
         self._out = None
-        try:
-            case = draw_whole(self.subject.shape, self.subject.device, seed, padding)
-            self.clock.synchronize()
+        case = draw_whole(self.subject.shape, self.subject.device, request.seed, request.padding)
+        self.clock.synchronize()
 
-            def keep(number: int, out: Tensor) -> None:
-                self._out = out
+        def keep(number: int, out: Tensor) -> None:
+            self._out = out
 
-            with torch.inference_mode():
-                event_ns, host_ns = self.clock.window(self.subject.arms[arm].forward, [case], keep)()
-            if fault := output_fault(self._out, *case):
-                raise WrongKind(fault)
-            return {"event_ns": event_ns, "host_ns": host_ns, "valid_tokens": int(case[1].sum())}
-        except Exception as error:
-            return failure(error)
+        with torch.inference_mode():
+            event_ns, host_ns = self.clock.window(self.subject.arms[request.arm].forward, [case], keep)()
+        if fault := output_fault(self._out, *case):
+            raise WrongKind(fault)
+        return protocol.WholeTimed(event_ns, host_ns, int(case[1].sum()))
 
 
 class BigJudge:
@@ -106,19 +106,20 @@ class BigJudge:
         self.clock = clock
         self.buffers = buffers
 
-    def big_compare(
-        self, seed: int, padding: float, element: int, rows: int, output: dict[str, Any], buffer: int
-    ) -> dict[str, Any]:
+    def compare_element(self, request: protocol.CompareElement) -> protocol.ElementCompared:
         """Gate the first rows of an element of an output; return the reference's nanoseconds too.
 
         Of a causal stack these rows depend on no later one; of another, `rows` must be the whole sequence.
         """
+        rows, output = request.rows, request.output
         shape = (1, rows, self.shape.d_model)
-        if tuple(output["shape"]) != shape or output["dtype"] != self.shape.dtype:
-            return {"fault": f"the output's element is of shape {tuple(output['shape'])}, {output['dtype']}"}
-        out = self.buffers[buffer].read(shape, torch_dtype(self.shape.dtype), self.device)
-        mask = draw_mask(self.shape, self.device, seed, padding)[element : element + 1]
-        x = draw_element(self.shape, self.device, seed, element)[None].masked_fill_(~mask[:, :, None], 0)
+        if output.shape != shape or output.dtype != self.shape.dtype:
+            fault = f"the output's element is of shape {output.shape}, {output.dtype}"
+            return protocol.ElementCompared(None, 0, fault)
+        out = self.buffers[request.buffer].read(shape, torch_dtype(self.shape.dtype), self.device)
+        mask = draw_mask(self.shape, self.device, request.seed, request.padding)[[request.element]]
+        x = draw_element(self.shape, self.device, request.seed, request.element)[None]
+        x = x.masked_fill_(~mask[:, :, None], 0)
         scratch = self._scratch_bytes(x)
         self.clock.synchronize()
         before = perf_counter_ns()
@@ -126,7 +127,7 @@ class BigJudge:
             ref = chunked_reference(self.model, x[:, :rows], mask[:, :rows], budget_bytes=scratch)
         self.clock.synchronize()
         elapsed = perf_counter_ns() - before
-        return {"gate": check_gate(out, ref).model_dump(mode="json"), "reference_ns": elapsed}
+        return protocol.ElementCompared(check_gate(out, ref), elapsed)
 
     def _scratch_bytes(self, x: Tensor) -> int:
         """Return the scratch the chunked reference may use beside what is allocated now."""

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from rooflane.baseline import BaselineTransformer, torch_dtype
-from rooflane.eval.check.cases import Case, draw_case
+from rooflane.eval.check.cases import Called, Case, draw_case
 from rooflane.eval.check.fingerprint import Fingerprinter
-from rooflane.eval.check.lent_weights import LentWeights
 from rooflane.eval.check.outputs import SharedBytes, describe_output, output_fault, poison
 from rooflane.eval.check.promises import Inputs, run_trial
 from rooflane.eval.check.signature import is_baseline
-from rooflane.eval.check.tamper import ProcessState, child_count, digest, digests, thread_count
+from rooflane.eval.check.tamper import GivenWeights, ProcessState, child_count, digest, digests, thread_count
 from rooflane.eval.check.truth import STRESSES, missing_parameter, stressed
-from rooflane.eval.record.records import COPY_PREFIX
+from rooflane.eval.record.arm_id import ArmId
+from rooflane.eval.worker import protocol
 from rooflane.eval.worker.arms import Arm, build_arm
+from rooflane.eval.worker.failures import is_oom, told
 from rooflane.shapes import Shape
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 POOL_ELEMENTS = 1 << 20
 
 
+# Calls on one input whose outputs must have the same bytes.
+REPEATS = 3
 # The seed of the input an arm is first called on.
 FIRST_INPUT = 0
 
@@ -39,7 +41,7 @@ class WrongKind(Exception):
 
 
 class Subject:
-    """One worker's arms; every method returns plain values, and nothing a candidate raises escapes it."""
+    """One worker's arms; a method a request, which may raise whatever a candidate raises."""
 
     def __init__(
         self,
@@ -57,95 +59,84 @@ class Subject:
         # The shape's model and weights; every arm is built on a copy of it.
         self.template = template
         self.buffer = buffer
-        self.arms: dict[str, Arm] = {}
+        self.arms: dict[ArmId, Arm] = {}
         self.state = ProcessState()
         self._running: tuple[int, int] | None = None
-        self._weights: dict[str, LentWeights] = {}
+        self._weights: dict[ArmId, GivenWeights] = {}
 
     def adopt(self, arm: Arm) -> None:
         """Take an arm that was built elsewhere, such as eager itself."""
-        self.arms[arm.name] = arm
+        self.arms[arm.id] = arm
 
-    def build(self, name: str, *, call: bool = True) -> dict[str, Any]:
-        """Build an arm by name and make its first call; return its plan, status, reason and set-up seconds."""
-        base = name.removeprefix(COPY_PREFIX)
-        arm = build_arm(base, self.template, self.shape, self.device, self.profile, self.rules, FIRST_INPUT, call=call)
-        arm.name = name
-        self.arms[name] = arm
+    def handlers(self) -> protocol.Handlers:
+        """Return what this answers, by request."""
         return {
-            "plan": asdict(arm.plan),
-            "status": arm.status,
-            "reason": arm.reason,
-            "setup_s": arm.setup_s,
+            protocol.Build: self.build,
+            protocol.Call: self.call,
+            protocol.Repeat: self.repeat,
+            protocol.CompareOperations: self.compare_operations,
+            protocol.DigestWeights: self.digest_weights,
+            protocol.LoadWeights: self.load_weights,
+            protocol.Settle: self.settle,
+            protocol.Inspect: self.inspect,
         }
 
-    def call(self, arm: str, case: dict[str, Any], promise: str = "") -> dict[str, Any]:
+    def build(self, request: protocol.Build) -> protocol.Built:
+        """Build an arm and make its first call."""
+        arm = build_arm(
+            request.arm, self.template, self.shape, self.device, self.profile, self.rules, FIRST_INPUT,
+            call=request.call,
+        )  # fmt: skip
+        self.arms[arm.id] = arm
+        return protocol.Built(arm.plan, arm.status, arm.reason, arm.setup_s)
+
+    def call(self, request: protocol.Call) -> Called:
         """Call an arm on a case, or as a promise allows, and write the output's bytes for the judge."""
-        held, case = self.arms[arm], Case(**case)
-        try:
-            stress = next((one for one in STRESSES if case.kind == "stress" and one.name == case.name), None)
-            if stress and (part := missing_parameter(held.weights, stress)):
-                return {"missing": part}
-            with stressed(held.weights, stress) if stress else nullcontext():
-                out = self._promised(held, case, promise) if promise else self._plain(held, case)
-            self.buffer.write(out)
-            return {"output": describe_output(out)}
-        except Exception as error:
-            return failure(error)
+        held, case = self.arms[request.arm], request.case
+        stress = next((one for one in STRESSES if case.kind == "stress" and one.name == case.name), None)
+        if stress and (part := missing_parameter(held.weights, stress)):
+            return Called(None, part)
+        with stressed(held.weights, stress) if stress else nullcontext():
+            out = self._promised(held, case, request.promise) if request.promise else self._plain(held, case)
+        self.buffer.write(out)
+        return Called(describe_output(out))
 
-    def repeat(self, arm: str, case: dict[str, Any], times: int = 3) -> dict[str, Any]:
+    def repeat(self, request: protocol.Repeat) -> protocol.Compared:
         """Call an arm several times on one input; tell whether the outputs have the same bytes."""
-        held = self.arms[arm]
-        try:
-            x, mask = draw_case(Case(**case), self.shape, self.device)
-            with torch.inference_mode():
-                digests = {digest(held.forward(x, mask)) for _ in range(times)}
-            return {"same": len(digests) == 1}
-        except Exception as error:
-            return failure(error)
+        x, mask = draw_case(request.case, self.shape, self.device)
+        with torch.inference_mode():
+            found = {digest(self.arms[request.arm].forward(x, mask)) for _ in range(REPEATS)}
+        return protocol.Compared(len(found) == 1)
 
-    def signature(self, arm: str, case: dict[str, Any]) -> dict[str, Any]:
+    def compare_operations(self, request: protocol.CompareOperations) -> protocol.Compared:
         """Tell whether an arm runs the operations of the baseline and no others."""
-        try:
-            x, mask = draw_case(Case(**case), self.shape, self.device)
-            return {"baseline": is_baseline(self.arms[arm].forward, self.template, x, mask)}
-        except Exception as error:
-            return failure(error)
+        x, mask = draw_case(request.case, self.shape, self.device)
+        return protocol.Compared(is_baseline(self.arms[request.arm].forward, self.template, x, mask))
 
-    def weights_digest(self, arm: str) -> dict[str, Any]:
-        """Return a number that depends on every bit of an arm's weights."""
-        try:
-            tensors = self.arms[arm].weights.state_dict()
-            return {"digest": list(zip(tensors, digests(tensors.values()), strict=True))}
-        except Exception as error:
-            return failure(error)
+    def digest_weights(self, request: protocol.DigestWeights) -> protocol.Digests:
+        """Return numbers that depend on every bit of an arm's weights."""
+        tensors = self.arms[request.arm].weights.state_dict()
+        return protocol.Digests(tuple(zip(tensors, digests(tensors.values()), strict=True)))
 
-    def load(self, arm: str, flipped: bool) -> dict[str, Any]:
+    def load_weights(self, request: protocol.LoadWeights) -> protocol.Done:
         """Load the shape's weights into an arm's module, or the same with every tensor's rows in reverse order."""
-        try:
-            with torch.inference_mode(False):
-                weights = flipped_weights(self.template) if flipped else self.template.state_dict()
-                self.arms[arm].weights.load_state_dict(weights)
-            return {}
-        except Exception as error:
-            return failure(error)
+        with torch.inference_mode(False):
+            weights = flipped_weights(self.template) if request.flipped else self.template.state_dict()
+            self.arms[request.arm].weights.load_state_dict(weights)
+        return protocol.Done()
 
-    def settle(self) -> dict[str, Any]:
+    def settle(self, request: protocol.Settle) -> protocol.Done:
         """Note how many threads and processes run now, and the candidate's weights, before anything is timed."""
         # What the harness itself starts later is started now: the fingerprint's compiler, then torch's thread pool.
         tokens, width = self.shape.tokens, self.shape.d_model
         Fingerprinter(tokens * width, tokens, torch_dtype(self.shape.dtype), self.device, 0, 1)
-        candidates = [arm for arm in self.arms.values() if arm.kind == "candidate" and arm.weights is not None]
-        self._weights = {arm.name: LentWeights(arm.weights) for arm in candidates}
-        return self.count_running()
-
-    def count_running(self) -> dict[str, Any]:
-        """Note how many threads and processes run now, for `inspect` to compare with."""
+        candidates = [arm for arm in self.arms.values() if arm.id.kind == "candidate" and arm.weights is not None]
+        self._weights = {arm.id: GivenWeights(arm.weights) for arm in candidates}
         torch.ones(POOL_ELEMENTS).mul_(2)
         self._running = thread_count(), child_count()
-        return {}
+        return protocol.Done()
 
-    def inspect(self) -> dict[str, Any]:
+    def inspect(self, request: protocol.Inspect) -> protocol.Inspected:
         """Return what was tampered with since this shape began, and what of the process changed while timing."""
         # Before the digests below take memory of their own.
         peak = torch.cuda.max_memory_allocated() if self.device.type == "cuda" else None
@@ -159,12 +150,7 @@ class Subject:
             findings.append(f"{children} processes were started while the candidate was timed and still run")
         for name, weights in self._weights.items():
             findings += [f"the weights of {name} changed while it was timed: {line}" for line in weights.changes()]
-        return {"findings": findings, "peak_bytes": peak}
-
-    def drop(self, arm: str) -> dict[str, Any]:
-        """Let go of an arm."""
-        self.arms.pop(arm).drop()
-        return {}
+        return protocol.Inspected(findings, peak)
 
     def _plain(self, arm: Arm, case: Case) -> Tensor:
         """Call on poisoned memory and check what came back besides the values."""
@@ -192,10 +178,11 @@ def flipped_weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().flip(0) for name, tensor in model.state_dict().items()}
 
 
-def failure(error: Exception) -> dict[str, Any]:
-    """Return how a call failed: wrong output, or the status and reason of what it raised."""
-    from rooflane.eval.worker.failures import is_oom, told
-
-    if isinstance(error, WrongKind):
-        return {"wrong": str(error)}
-    return {"failed": "oom" if is_oom(error) else "error", "reason": told(error)}
+def answer_to(handler: protocol.Handler, request: protocol.Request) -> protocol.Message | Called:
+    """Return what a handler answers; what it raises becomes an answer too."""
+    try:
+        return handler(request)
+    except WrongKind as error:
+        return protocol.Wrong(str(error))
+    except Exception as error:
+        return protocol.Failed("oom" if is_oom(error) else "error", told(error))

@@ -19,13 +19,14 @@ from torch import Tensor
 
 from rooflane.eval.check.cases import Case, draw_case
 from rooflane.eval.check.fingerprint import ALIGNMENT, Fingerprinter
-from rooflane.eval.check.lent_weights import LentInputs
 from rooflane.eval.check.outputs import describe_output, output_fault, poison
+from rooflane.eval.check.tamper import GivenInputs
+from rooflane.eval.record.arm_id import ArmId
 from rooflane.eval.record.environment import available_memory_bytes
-from rooflane.eval.record.records import NOOP
 from rooflane.eval.stats.host_pace import loop_ns
+from rooflane.eval.worker import protocol
 from rooflane.eval.worker.clock import Clock, estimate_ns
-from rooflane.eval.worker.subject import Subject, failure
+from rooflane.eval.worker.subject import Subject
 
 # Inputs alive at once: enough for 100 calls of 4 MB, and never more than a tenth of what is free.
 POOL_BYTES = {"cpu": 1 << 29, "cuda": 4 << 30}
@@ -50,13 +51,13 @@ _data_ptr = torch.Tensor.data_ptr
 class _Window:
     """One window from its preparation to its end."""
 
-    arm: str
+    arm: ArmId
     cases: list
     lead: int
     keep: frozenset[int]
     taker: Fingerprinter
     mark_seed: int
-    lent: LentInputs | None
+    given: GivenInputs | None
     outputs: dict[int, Tensor] = field(default_factory=dict)
     pointers: list[int] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
@@ -82,55 +83,57 @@ class Windows:
         budget = min(POOL_BYTES[device.type], free // POOL_FREE_SHARE)
         return max(1, budget // (shape.tokens * shape.d_model * self._item()))
 
-    def estimate(self, arm: str, seed: int, warmups: int, budget_s: float) -> dict[str, Any]:
+    def handlers(self) -> protocol.Handlers:
+        """Return what this answers, by request."""
+        return {
+            protocol.Estimate: self.estimate,
+            protocol.Prepare: self.prepare,
+            protocol.Go: self.go,
+            protocol.Finish: self.finish,
+            protocol.Ship: self.ship,
+            protocol.Release: self.release,
+        }
+
+    def estimate(self, request: protocol.Estimate) -> protocol.Estimated:
         """Return a call's nanoseconds after the warm-up calls that a budget allows, and how many these were."""
-        try:
-            with torch.inference_mode():
-                case = self.draw(seed)
-                call_ns = estimate_ns(self.subject.arms[arm].forward, case, self.clock)
-                count = max(1, min(warmups, int(budget_s * 1e9 / call_ns)))
-                for number in range(count):
-                    self.subject.arms[arm].forward(*self.draw(seed + 1 + number))
-                self.clock.synchronize()
-                # Again: the first calls may have compiled or tuned, and a slow start must not buy few calls.
-                call_ns = min(call_ns, estimate_ns(self.subject.arms[arm].forward, case, self.clock))
-            return {"call_ns": call_ns, "warmups": count}
-        except Exception as error:
-            return failure(error)
-
-    def prepare(
-        self, arm: str, seed: int, calls: int, lead: int, mark_seed: int, fixed: bool = False, watch: bool = True
-    ) -> dict[str, Any]:
-        """Draw the inputs of a window, choose the outputs to keep, and poison the memory they may land in.
-
-        `watch` says that `finish` is to look whether the calls changed what they were given.
-        """
-        shape = self.subject.shape
-        self._now = None
-        try:
-            if fixed:
-                self._fixed = self._fixed or self.draw(seed)
-                seeds, cases = [seed] * (lead + calls), [self._fixed] * (lead + calls)
-            else:
-                # Leading calls have numbers of their own: no content is met twice.
-                seeds = [seed + number for number in [*range(calls, calls + lead), *range(calls)]]
-                cases = [self.draw(one) for one in seeds]
-            x = cases[0][0]
-            size = x.numel() * x.element_size()
-            keep = max(1, KEEP_BYTES[self.subject.device.type] // size)
-            kept = range(calls) if keep >= calls else random.Random(mark_seed).sample(range(calls), keep)
-            taker = Fingerprinter(x.numel(), shape.tokens, x.dtype, x.device, mark_seed, calls)
-            lent = LentInputs(cases, seeds) if watch else None
-            self._now = _Window(arm, cases, lead, frozenset(kept) | {calls - 1}, taker, mark_seed, lent)
-            poison(x, blocks=len(self._now.keep))
+        forward = self.subject.arms[request.arm].forward
+        with torch.inference_mode():
+            case = self.draw(request.seed)
+            call_ns = estimate_ns(forward, case, self.clock)
+            count = max(1, min(request.warmups, int(request.budget_s * 1e9 / call_ns)))
+            for number in range(count):
+                forward(*self.draw(request.seed + 1 + number))
             self.clock.synchronize()
-            # Not in `go`: the parent's wall clock stands round that, and would find the loop's time hidden.
-            self._now.loop_ns = self.pace_ns()
-            return {}
-        except Exception as error:
-            return failure(error)
+            # Again: the first calls may have compiled or tuned, and a slow start must not buy few calls.
+            call_ns = min(call_ns, estimate_ns(forward, case, self.clock))
+        return protocol.Estimated(call_ns, count)
 
-    def go(self) -> dict[str, Any]:
+    def prepare(self, request: protocol.Prepare) -> protocol.Done:
+        """Draw the inputs of a window, choose the outputs to keep, and poison the memory they may land in."""
+        shape, seed, calls, lead = self.subject.shape, request.seed, request.calls, request.lead
+        self._now = None
+        if request.fixed:
+            self._fixed = self._fixed or self.draw(seed)
+            seeds, cases = [seed] * (lead + calls), [self._fixed] * (lead + calls)
+        else:
+            # Leading calls have numbers of their own: no content is met twice.
+            seeds = [seed + number for number in [*range(calls, calls + lead), *range(calls)]]
+            cases = [self.draw(one) for one in seeds]
+        x = cases[0][0]
+        size = x.numel() * x.element_size()
+        keep = max(1, KEEP_BYTES[self.subject.device.type] // size)
+        mark_seed = request.mark_seed
+        kept = range(calls) if keep >= calls else random.Random(mark_seed).sample(range(calls), keep)
+        taker = Fingerprinter(x.numel(), shape.tokens, x.dtype, x.device, mark_seed, calls)
+        given = GivenInputs(cases, seeds) if request.watch else None
+        self._now = _Window(request.arm, cases, lead, frozenset(kept) | {calls - 1}, taker, mark_seed, given)
+        poison(x, blocks=len(self._now.keep))
+        self.clock.synchronize()
+        # Not in `go`: the parent's wall clock stands round that, and would find the loop's time hidden.
+        self._now.loop_ns = self.pace_ns()
+        return protocol.Done()
+
+    def go(self, request: protocol.Go) -> protocol.Done:
         """Run the window's calls; its times are read by `finish`."""
         window = self._now
         forward = self.subject.arms[window.arm].forward
@@ -140,7 +143,7 @@ class Windows:
         keep, outputs, pointers = window.keep, window.outputs, window.pointers
         # The empty call stays without a pause: behind one it took 1.3 us or 12 (H200) as the device was ahead of the
         # host or not, and contamination is told from it.
-        pause, ticks = self.clock.pause, 0 if window.arm == NOOP else self._ticks(x)
+        pause, ticks = self.clock.pause, 0 if window.arm.kind == "noop" else self._ticks(x)
         looks = []
 
         def after(number: int, out: Tensor) -> None:
@@ -167,12 +170,12 @@ class Windows:
                     forward(*case)
                 window.read = self.clock.window(forward, window.cases[window.lead :], after)
             # A look without the pause behind it says nothing of those with one.
-            if looks and (ticks or window.arm != NOOP):
+            if looks and (ticks or window.arm.kind != "noop"):
                 self._look_ns = median(looks)
-            return {}
-        except Exception as error:
+        except Exception:
             self._now = None
-            return failure(error)
+            raise
+        return protocol.Done()
 
     def _ticks(self, x: Tensor) -> int:
         """Return the ticks the device pauses behind each call, 0 for none.
@@ -184,12 +187,8 @@ class Windows:
         device_ns = MARK_NS + x.numel() * x.element_size() / MARK_BYTES_PER_NS
         return round(max(0.0, self._look_ns - device_ns) * self.clock.ticks_per_ns())
 
-    def finish(self) -> dict[str, Any]:
-        """Return the window's times, its fingerprints and what the kept outputs show.
-
-        `kept` numbers the outputs that still hold their call's answer; `deferred` those whose bytes changed after
-        their fingerprint was taken although nobody else was handed the same memory.
-        """
+    def finish(self, request: protocol.Finish) -> protocol.Window:
+        """Return the window's times, its fingerprints and what the kept outputs show."""
         window = self._now
         event_ns, host_ns = window.read()
         self.clock.synchronize()
@@ -199,32 +198,29 @@ class Windows:
         overwritten = len(whole) < len(window.outputs)
         window.outputs = {number: window.outputs[number] for number in whole}
         again = self._marks_again(window, whole)
-        return {
-            "event_ns": event_ns,
-            "host_ns": host_ns,
-            "loop_ns": window.loop_ns,
-            "marks": base64.b64encode(marks.numpy().tobytes()).decode(),
-            "kept": whole,
-            "overwritten": overwritten,
-            "tokens": self._tokens(window),
-            "deferred": [number for number in whole if not torch.equal(again[number], marks[number])],
-            "fault": self._fault(window),
-            "changed": window.lent.change(self.draw, window.mark_seed) if window.lent else "",
-        }
+        return protocol.Window(
+            event_ns=event_ns,
+            host_ns=host_ns,
+            loop_ns=window.loop_ns,
+            marks=base64.b64encode(marks.numpy().tobytes()).decode(),
+            kept=whole,
+            overwritten=overwritten,
+            tokens=float(self._tokens(window)),
+            deferred=[number for number in whole if not torch.equal(again[number], marks[number])],
+            fault=self._fault(window),
+            changed=window.given.change(self.draw, window.mark_seed) if window.given else "",
+        )
 
-    def ship(self, number: int) -> dict[str, Any]:
+    def ship(self, request: protocol.Ship) -> protocol.Shipped:
         """Write a kept output's bytes for the judge."""
-        try:
-            out = self._now.outputs[number]
-            self.subject.buffer.write(out)
-            return {"output": describe_output(out)}
-        except Exception as error:
-            return failure(error)
+        out = self._now.outputs[request.number]
+        self.subject.buffer.write(out)
+        return protocol.Shipped(describe_output(out))
 
-    def release(self) -> dict[str, Any]:
+    def release(self, request: protocol.Release) -> protocol.Done:
         """Let go of the window."""
         self._now = None
-        return {}
+        return protocol.Done()
 
     def _marks_again(self, window: _Window, numbers: Sequence[int]) -> dict[int, Tensor]:
         """Return the fingerprints of kept outputs as they are now."""

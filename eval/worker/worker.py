@@ -1,8 +1,7 @@
 """A worker: one fresh process that holds some arms, does what the parent asks, and decides nothing.
 
 The reference's worker holds eager, the controls and the judge; every candidate has a worker of its own, with its copy
-beside it, and neither a seed it has not been told nor, before its outputs are judged, the baseline's answers. A fresh
-one that runs the script's rounds has eager take turns with the candidate, and is judged on another input.
+beside it, and neither a seed it has not been told nor, before its outputs are judged, the baseline's answers.
 `python -m rooflane.eval.worker.worker FD...` starts one where processes cannot be forked; the parent does that, never a
 user.
 """
@@ -11,41 +10,30 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
 import torch
 
 from rooflane.baseline import build_baseline, reference_numerics
 from rooflane.dispatch import Profile, parse_rules
+from rooflane.eval.check.cases import Called
 from rooflane.eval.check.outputs import SharedBytes
+from rooflane.eval.record.arm_id import EAGER_ARM
 from rooflane.eval.record.environment import describe_environment, gpu_uuid
-from rooflane.eval.record.records import EAGER
 from rooflane.eval.stats.host_pace import loop_ns
-from rooflane.eval.worker import oversize
+from rooflane.eval.worker import oversize, protocol
 from rooflane.eval.worker.arms import Arm, first_call, free_memory
 from rooflane.eval.worker.cache_states import CacheStates
-from rooflane.eval.worker.channel import Channel, end_with_parent, tells_failure
+from rooflane.eval.worker.channel import Channel, end_with_parent
 from rooflane.eval.worker.clock import make_clock
-from rooflane.eval.worker.cpu_pinning import CalmCore
-from rooflane.eval.worker.failures import is_oom, told
+from rooflane.eval.worker.cpu_pinning import FastCore
 from rooflane.eval.worker.interpreter import add_working_folder
 from rooflane.eval.worker.judge import Judge
-from rooflane.eval.worker.scattered_memory import ScatteredMemory, scatter_memory
-from rooflane.eval.worker.script_rounds import ScriptRounds
-from rooflane.eval.worker.subject import FIRST_INPUT, Subject
+from rooflane.eval.worker.subject import FIRST_INPUT, Subject, answer_to
 from rooflane.eval.worker.windows import Windows
-from rooflane.shapes import Shape
 
 RUN_RULES = "the rules of the run"
-SUBJECT_OPS = (
-    "build", "call", "repeat", "signature", "weights_digest", "load", "settle", "count_running", "inspect", "drop",
-)  # fmt: skip
-WINDOW_OPS = ("estimate", "prepare", "go", "finish", "ship", "release")
-JUDGE_OPS = ("compare", "stress", "stress_names", "marks", "kept")
-BIG_OPS = ("big_call", "big_ship", "big_time")
-BIG_JUDGE_OPS = ("big_compare",)
 
 
 class Worker:
@@ -53,108 +41,97 @@ class Worker:
 
     def __init__(self, buffers: list[SharedBytes]) -> None:
         self.buffers = buffers
-        self.ops: dict[str, Callable[..., dict[str, Any]]] = {
-            "hello": self.hello,
-            "shape": self.shape,
-            "reference": self.reference,
-            "end_shape": self.end_shape,
-            "device_ok": self.device_ok,
-            "stay_awake": self.stay_awake,
+        self._own: protocol.Handlers = {
+            protocol.Hello: self.hello,
+            protocol.BeginShape: self.begin_shape,
+            protocol.EndShape: self.end_shape,
+            protocol.CheckDevice: self.check_device,
+            protocol.BusyWait: self.busy_wait,
         }
-        self._own = frozenset(self.ops)
+        self._handlers = dict(self._own)
         self.subject: Subject | None = None
         self.awake = False
-        self._core = CalmCore()
-        self._scattered: ScatteredMemory | None = None
+        self._core = FastCore()
 
-    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Do what is asked; what the harness itself raises is reported as such."""
-        op = request["op"]
-        values = {name: value for name, value in request.items() if name not in ("op", "nonce")}
-        try:
-            return self.ops[op](**values)
-        except Exception as error:
-            status = "oom" if is_oom(error) else "error"
-            return {"failed": status, "reason": told(error)}
+    def handle(self, request: protocol.Request) -> protocol.Message | Called:
+        """Answer a request; whatever raises, the harness included, becomes a `Failed` or `Wrong` answer."""
+        return answer_to(lambda asked: self._handlers[type(asked)](asked), request)
 
-    def hello(self, device: str, profile: dict[str, Any], rules: str, describe: bool) -> dict[str, Any]:
-        """Set this process up for a device; `rules` is the run's own table as TOML."""
-        self.device = torch.device(device)
-        self.profile = Profile.model_validate(profile)
-        self.rules = parse_rules(rules, RUN_RULES)
+    def hello(self, request: protocol.Hello) -> protocol.Greeting:
+        """Set this process up for a device."""
+        self.device = torch.device(request.device)
+        self.profile = Profile.model_validate(request.profile)
+        self.rules = parse_rules(request.rules, RUN_RULES)
         self.clock = make_clock(self.device)
         reference_numerics(self.device)
         if self.device.type == "cuda":
             torch.cuda.init()
         uuid = gpu_uuid() if self.device.type == "cuda" else None
-        return {"environment": describe_environment(device) if describe else {}, "uuid": uuid}
+        return protocol.Greeting(describe_environment(request.device) if request.describe else {}, uuid)
 
-    def shape(self, shape: dict[str, Any], seed: int, memory_cap_bytes: int | None) -> dict[str, Any]:
+    def begin_shape(self, request: protocol.BeginShape) -> protocol.Begun:
         """Begin a shape: draw its weights, with no arm built on them yet."""
-        self.end_shape()
-        oversize.cap_memory(self.device, memory_cap_bytes)
+        self._end_shape()
+        oversize.cap_memory(self.device, request.memory_cap_bytes)
         if self.device.type == "cuda":
-            self._scattered = scatter_memory(str(seed))
             torch.cuda.reset_peak_memory_stats()
-        shape = Shape(**shape)
-        template = build_baseline(shape, self.device, seed)
-        subject = Subject(shape, self.device, self.profile, self.rules, template, self.buffers[0])
-        windows, big = Windows(subject, self.clock, self._host_pace_ns), oversize.BigCall(subject, self.clock)
-        self.subject = subject
-        self.ops |= {name: getattr(subject, name) for name in SUBJECT_OPS}
-        self.ops |= {name: getattr(windows, name) for name in WINDOW_OPS}
-        self.ops |= {"states": CacheStates(windows).states, "script_rounds": ScriptRounds(windows).script_rounds}
-        self.ops |= {name: getattr(big, name) for name in BIG_OPS}
-        return {"capacity": windows.capacity()}
+        template = build_baseline(request.shape, self.device, request.seed)
+        self.subject = Subject(request.shape, self.device, self.profile, self.rules, template, self.buffers[0])
+        windows = Windows(self.subject, self.clock, self._host_pace_ns)
+        self._handlers |= {
+            **self.subject.handlers(),
+            **windows.handlers(),
+            **oversize.BigCall(self.subject, self.clock).handlers(),
+            protocol.TimeStates: CacheStates(windows).states,
+            protocol.HoldReference: self.hold_reference,
+        }
+        return protocol.Begun(windows.capacity())
 
-    def reference(self, call: bool) -> dict[str, Any]:
+    def hold_reference(self, request: protocol.HoldReference) -> protocol.Held:
         """Make the shape's model the reference: the eager arm, and the judge over it."""
         subject = self.subject
         model = subject.template
-        judge = Judge(model, subject.shape, self.device, self.buffers)
         big = oversize.BigJudge(model, subject.shape, self.device, self.clock, self.buffers)
-        self.ops |= {name: getattr(judge, name) for name in JUDGE_OPS}
-        self.ops |= {name: getattr(big, name) for name in BIG_JUDGE_OPS}
-        eager = Arm(EAGER, "baseline", forward=model, weights=model)
-        subject.adopt(eager)
-        if not call:
-            return {}
-        return {"setup_s": first_call(model, subject.shape, self.device, FIRST_INPUT)}
+        self._handlers |= Judge(model, subject.shape, self.device, self.buffers).handlers()
+        self._handlers[protocol.CompareElement] = big.compare_element
+        subject.adopt(Arm(EAGER_ARM, forward=model, weights=model))
+        return protocol.Held(first_call(model, subject.shape, self.device, FIRST_INPUT) if request.call else None)
 
-    def end_shape(self) -> dict[str, Any]:
+    def end_shape(self, request: protocol.EndShape) -> protocol.Done:
         """Let go of everything that belongs to a shape."""
-        for name in list(self.ops):
-            if name not in self._own:
-                del self.ops[name]
-        self.stay_awake(False)
+        self._end_shape()
+        return protocol.Done()
+
+    def _end_shape(self) -> None:
+        self._handlers = dict(self._own)
+        self._wait_awake(False)
         if self.subject:
             self.subject = None
             free_memory(self.device)
-        if self._scattered:
-            self._scattered.release()
-            self._scattered = None
-        return {}
 
-    def stay_awake(self, on: bool, cores: Sequence[int] = ()) -> dict[str, Any]:
+    def busy_wait(self, request: protocol.BusyWait) -> protocol.Done:
         """Wait for requests without sleeping, on the calmest of some cores, or no longer.
 
         A thread that slept between its windows came back on a slow core in half of them (H200; briefs/host.md).
         """
+        self._wait_awake(request.on, request.cores)
+        return protocol.Done()
+
+    def _wait_awake(self, on: bool, cores: Sequence[int] = ()) -> None:
         self.awake = on
         self._core.hold(cores)
-        return {}
 
     def _host_pace_ns(self) -> int:
         return self._core.pace_ns() if self.awake else loop_ns()
 
-    def device_ok(self) -> dict[str, Any]:
+    def check_device(self, request: protocol.CheckDevice) -> protocol.DeviceState:
         """Tell whether the GPU's context still works; an earlier failure may have broken it for good."""
         try:
             if self.device.type == "cuda":
                 torch.cuda.synchronize()
         except Exception:
-            return {"ok": False}
-        return {"ok": True}
+            return protocol.DeviceState(ok=False)
+        return protocol.DeviceState(ok=True)
 
 
 def run(channel: int, lifeline: int, buffers: list[int]) -> int:
@@ -162,13 +139,14 @@ def run(channel: int, lifeline: int, buffers: list[int]) -> int:
     end_with_parent(lifeline)
     peer = Channel(channel)
     worker = Worker([SharedBytes(descriptor) for descriptor in buffers])
-    while (request := peer.receive(awake=worker.awake)) is not None:
-        answer = worker.answer(request)
-        if tells_failure(answer):
+    while (message := peer.receive(awake=worker.awake)) is not None:
+        number, request = message
+        answer = worker.handle(request)
+        if protocol.is_failure(answer):
             # What was printed before belongs to it, and Python holds a pipe's text back. Candidates may replace stdout.
             with suppress(Exception):
                 sys.stdout.flush()
-        peer.answer(request, answer)
+        peer.answer(number, answer)
     return 0
 
 

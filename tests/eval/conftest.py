@@ -1,20 +1,25 @@
 """Stored rows without a measurement behind them, and verification with both of its sides in the test's process."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from rooflane.dispatch import classify, load_profile
 from rooflane.eval.campaign.launch import Buffer
+from rooflane.eval.campaign.session import ArmJudge, ArmWorker
+from rooflane.eval.campaign.team import unwrap
 from rooflane.eval.check.gate import GateResult
 from rooflane.eval.check.outputs import SharedBytes
 from rooflane.eval.check.verify import verify
+from rooflane.eval.record.arm_id import ArmId
 from rooflane.eval.record.records import Prediction, Record, RunMeta, Timing, Verification
 from rooflane.eval.record.settings import Settings
 from rooflane.eval.stats.contamination import Contamination
 from rooflane.eval.stats.run import create_run, open_run
 from rooflane.eval.worker.arms import Arm
 from rooflane.eval.worker.judge import Judge
-from rooflane.eval.worker.subject import Subject
+from rooflane.eval.worker.subject import Subject, answer_to
 from rooflane.shapes import Shape
 
 CPU = torch.device("cpu")
@@ -41,16 +46,17 @@ def verify_here():
         buffer = Buffer()
         try:
             subject = Subject(shape, device, load_profile("cpu"), None, reference, SharedBytes(buffer.descriptor))
-            subject.adopt(Arm("mine", "candidate", forward=forward, weights=weights))
+            mine = ArmId("mine", "candidate", "mine")
+            subject.adopt(Arm(mine, forward=forward, weights=weights))
             judge = Judge(reference, shape, device, [SharedBytes(buffer.descriptor)])
+            handlers = subject.handlers() | judge.handlers()
 
-            def ask_judge(op, **values):
-                return getattr(judge, op)(**(values | ({"buffer": 0} if "output" in values else {})))
+            def ask(worker, request, what, arm):
+                return unwrap(answer_to(handlers[type(request)], request))
 
-            def ask_subject(op, **values):
-                return getattr(subject, op)(arm="mine", **values)
-
-            return verify(ask_subject, ask_judge, shape, device=device.type, **({"seed": 11} | options))
+            session = SimpleNamespace(ask=ask, team=SimpleNamespace(buffer=lambda worker: 0))
+            sides = ArmWorker(session, mine), ArmJudge(session, mine)
+            return verify(*sides, shape, device=device.type, **({"seed": 11} | options))
         finally:
             buffer.close()
 

@@ -1,4 +1,4 @@
-"""Order, counts and failures of the interleaved blocks, with lanes that do as they are told."""
+"""Order, counts and failures of the interleaved blocks, with arms that do as they are told."""
 
 import math
 
@@ -11,12 +11,12 @@ from rooflane.shapes import Shape
 
 
 class Machine:
-    """Time that passes only when a lane is measured: `pace` ns a call, growing by `drift` a call."""
+    """Time that passes only when an arm is measured: `pace` ns a call, growing by `drift` a call."""
 
     def __init__(self, pace=1e6, drift=0.0):
         self.pace, self.drift, self.calls, self.order = pace, drift, 0, []
 
-    def lane(self, name, factor=1.0, fails_in=None):
+    def arm(self, name, factor=1.0, fails_in=None):
         return FakeLane(self, name, factor, fails_in)
 
 
@@ -36,9 +36,9 @@ class FakeLane:
         return Round(times)
 
 
-def run(lanes, *, rounds=4, repeats=3, **options):
-    counts = dict.fromkeys(lanes, Counts(1, repeats, False))
-    return time_blocks(lanes, counts, rounds=rounds, order_seed=5, **options)
+def run(arms, *, rounds=4, repeats=3, **options):
+    counts = dict.fromkeys(arms, Counts(1, repeats, False))
+    return time_blocks(arms, counts, rounds=rounds, order_seed=5, **options)
 
 
 def events(samples, arm):
@@ -47,7 +47,7 @@ def events(samples, arm):
 
 def test_every_odd_round_mirrors_the_round_before():
     machine = Machine()
-    run({name: machine.lane(name) for name in "abcd"}, rounds=6)
+    run({name: machine.arm(name) for name in "abcd"}, rounds=6)
     rounds = [machine.order[start : start + 4] for start in range(0, 24, 4)]
     assert all(sorted(part) == list("abcd") for part in rounds)
     assert all(rounds[index] == rounds[index + 1][::-1] for index in (0, 2, 4))
@@ -58,18 +58,18 @@ def test_every_odd_round_mirrors_the_round_before():
 def test_rounds_that_cannot_be_mirrored_are_refused(rounds):
     machine = Machine()
     with pytest.raises(ValueError, match="even"):
-        run({"a": machine.lane("a")}, rounds=rounds)
+        run({"a": machine.arm("a")}, rounds=rounds)
 
 
 def test_a_linear_drift_leaves_equal_arms_equal():
     machine = Machine(drift=1000)
-    samples, _ = run({name: machine.lane(name) for name in "ab"}, repeats=10)
+    samples, _ = run({name: machine.arm(name) for name in "ab"}, repeats=10)
     assert abs(paired_log_ratio(events(samples, "a"), events(samples, "b"))) < 2e-4
 
 
 def test_a_slower_arm_is_found_slower_by_its_factor():
     machine = Machine()
-    samples, _ = run({"a": machine.lane("a"), "b": machine.lane("b", 2.0)})
+    samples, _ = run({"a": machine.arm("a"), "b": machine.arm("b", 2.0)})
     assert paired_log_ratio(events(samples, "b"), events(samples, "a")) == pytest.approx(math.log(2))
 
 
@@ -81,7 +81,7 @@ def test_sparse_arms_stand_in_every_third_block_and_the_rest_in_each():
         recounts.append(arm)
         return before
 
-    samples, _ = run({name: machine.lane(name) for name in "abc"}, rounds=8, sparse={"c"}, recount=recount)
+    samples, _ = run({name: machine.arm(name) for name in "abc"}, rounds=8, sparse={"c"}, recount=recount)
     assert [bool(part) for part in events(samples, "c")] == [True, True, False, False, False, False, True, True]
     assert all(map(all, events(samples, "a"))) and len(events(samples, "a")) == 8
     blocks = ["".join(sorted(machine.order[start:stop])) for start, stop in ((0, 6), (6, 10), (10, 14), (14, 20))]
@@ -105,7 +105,7 @@ def test_a_long_run_times_its_controls_in_every_third_block_and_reports_them(tmp
 
 def test_an_arm_that_raises_is_dropped_and_the_others_go_on():
     machine = Machine()
-    samples, failures = run({"good": machine.lane("good"), "late": machine.lane("late", fails_in=2)})
+    samples, failures = run({"good": machine.arm("good"), "late": machine.arm("late", fails_in=2)})
     assert set(samples) == {"good"}
     assert str(failures["late"]) == "broke"
     assert len(samples["good"].rounds) == 4
@@ -114,7 +114,7 @@ def test_an_arm_that_raises_is_dropped_and_the_others_go_on():
 def test_a_fatal_exception_ends_the_whole():
     machine = Machine()
     with pytest.raises(RuntimeError, match="broke"):
-        run({"a": machine.lane("a", fails_in=1)}, fatal=(RuntimeError,))
+        run({"a": machine.arm("a", fails_in=1)}, fatal=(RuntimeError,))
 
 
 def test_an_arm_whose_calls_became_quicker_is_given_more_of_them():
@@ -123,7 +123,7 @@ def test_an_arm_whose_calls_became_quicker_is_given_more_of_them():
     def recount(arm, before, call_ns):
         return Counts(1, 50, False) if call_ns < 100 else before
 
-    samples, _ = run({"a": machine.lane("a")}, repeats=1, recount=recount)
+    samples, _ = run({"a": machine.arm("a")}, repeats=1, recount=recount)
     assert [len(part) for part in events(samples, "a")] == [1, 1, 50, 50]
 
 

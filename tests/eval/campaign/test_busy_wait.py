@@ -15,17 +15,18 @@ WORKERS = ("reference", "mine")
 
 
 @pytest.fixture
-def make_desk(monkeypatch):
-    """Return a function that makes a desk with two workers, and what they were asked."""
+def make_session(monkeypatch):
+    """Return a function that makes a session with two workers, and what they were asked."""
 
     def make(device="cuda", cores=4, lost=None):
         said = []
 
-        def ask(worker, op, stage, on, cores=None):
-            said.append((worker, op, on, cores))
+        def ask(worker, request, what, arm):
+            said.append((worker, request.on, request.cores))
+            assert (arm.worker, what) == (worker, "clocks")
             if worker == lost:
                 team.discard(worker)
-                raise (ReferenceLost("gone", "eager") if worker == "reference" else Crash("gone"))
+                raise (ReferenceLost("gone", arm) if worker == "reference" else Crash("gone"))
 
         team = {"reference", "mine"}
         monkeypatch.setattr(busy_wait, "usable_cores", lambda: cores)
@@ -36,33 +37,33 @@ def make_desk(monkeypatch):
     return make
 
 
-def test_a_gpus_workers_stay_awake_while_they_are_timed_and_no_longer(make_desk):
-    desk, said = make_desk()
-    with pytest.raises(ValueError), awake(desk, WORKERS):
-        assert said == [("reference", "stay_awake", True, [0]), ("mine", "stay_awake", True, [1])]
+def test_a_gpus_workers_stay_awake_while_they_are_timed_and_no_longer(make_session):
+    session, said = make_session()
+    with pytest.raises(ValueError), awake(session, WORKERS):
+        assert said == [("reference", True, [0]), ("mine", True, [1])]
         raise ValueError
-    assert said[2:] == [("reference", "stay_awake", False, None), ("mine", "stay_awake", False, None)]
+    assert said[2:] == [("reference", False, []), ("mine", False, [])]
 
 
-def test_ctrl_c_waits_for_nobody(make_desk):
+def test_ctrl_c_waits_for_nobody(make_session):
     """A worker in the midst of a call would be asked and waited for, up to its time limit."""
-    desk, said = make_desk()
-    with pytest.raises(KeyboardInterrupt), awake(desk, WORKERS):
+    session, said = make_session()
+    with pytest.raises(KeyboardInterrupt), awake(session, WORKERS):
         raise KeyboardInterrupt
     assert len(said) == 2
 
 
 @pytest.mark.parametrize("where", [{"device": "cpu"}, {"cores": 3.5}])
-def test_nobody_stays_awake_where_the_cores_are_needed(make_desk, where):
-    desk, said = make_desk(**where)
-    with awake(desk, WORKERS):
+def test_nobody_stays_awake_where_the_cores_are_needed(make_session, where):
+    session, said = make_session(**where)
+    with awake(session, WORKERS):
         pass
     assert said == []
 
 
 @pytest.mark.parametrize("lost", WORKERS)
-def test_a_worker_that_is_lost_is_told_of_by_its_own_windows(make_desk, lost):
-    desk, said = make_desk(lost=lost)
-    with awake(desk, WORKERS):
+def test_a_worker_that_is_lost_is_told_of_by_its_own_windows(make_session, lost):
+    session, said = make_session(lost=lost)
+    with awake(session, WORKERS):
         pass
-    assert [worker for worker, _, on, _ in said if not on] == [name for name in WORKERS if name != lost]
+    assert [worker for worker, on, _ in said if not on] == [name for name in WORKERS if name != lost]

@@ -9,6 +9,7 @@ import pytest
 from rooflane.eval import evaluate
 from rooflane.eval.campaign import forkserver
 from rooflane.eval.campaign.launch import Buffer, Crash, WorkerProcess
+from rooflane.eval.worker.protocol import Failed, Hello
 from rooflane.shapes import Shape
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux")
@@ -25,7 +26,7 @@ def worker(monkeypatch):
 
 
 def hello(worker):
-    return worker.ask("hello", device="cpu", profile=None, rules=None, describe=False)
+    return worker.ask(Hello("cpu", {}, "", describe=False), "its start")
 
 
 @pytest.mark.slow
@@ -39,7 +40,7 @@ def test_workers_share_one_server_and_nothing_else(worker):
         os.kill(other.pid, signal.SIGKILL)
         with pytest.raises(Crash, match="SIGKILL"):
             hello(other)
-        assert "failed" in hello(worker), "no profile was given; the worker lives and says so"
+        assert isinstance(hello(worker), Failed), "no profile was given; the worker lives and says so"
         assert server.alive()
     finally:
         other.end()
@@ -58,7 +59,7 @@ def test_the_server_has_one_thread_and_knows_no_seed(worker):
 def test_what_cannot_be_loaded_ahead_is_left_to_the_workers(worker):
     server = forkserver.fork_server()
     server.preload(("json", "no_module_of_this_name"))
-    assert server.alive() and "failed" in hello(worker)
+    assert server.alive() and isinstance(hello(worker), Failed)
 
 
 @pytest.mark.slow
@@ -87,7 +88,7 @@ def test_workers_start_afresh_where_none_can_be_forked(monkeypatch):
     started = WorkerProcess("mine", (buffer,), timeout_s=120)
     try:
         assert forkserver.fork_server() is None
-        assert "failed" in hello(started)
+        assert isinstance(hello(started), Failed)
     finally:
         started.end()
         buffer.close()
@@ -96,9 +97,20 @@ def test_workers_start_afresh_where_none_can_be_forked(monkeypatch):
 @pytest.mark.slow
 def test_lines_that_answer_nothing_are_noted_and_passed_over(worker):
     worker._partial = b'{"answers": 1, "event_ns": [1]}\nno json\n'
-    assert "failed" in hello(worker)
+    assert isinstance(hello(worker), Failed)
     assert len(worker.forged) == 2
     assert "nothing that was asked" in worker.forged[0]
+
+
+@pytest.mark.slow
+def test_an_answer_that_no_harness_writes_costs_its_worker_and_is_reported(worker, monkeypatch):
+    monkeypatch.setattr("rooflane.eval.campaign.launch.secrets.randbits", lambda bits: 7)
+    worker._partial = b'{"answers": 7, "answer": "Greeting", "body": {"environment": {}, "uuid": 5}}\n'
+    with pytest.raises(Crash, match="the worker's answer at its start is not what was asked for, and it was ended"):
+        hello(worker)
+    assert worker.forged == [
+        "the answer at its start is not what the harness writes: Greeting, field uuid: Input should be a valid string"
+    ]
 
 
 @pytest.fixture
@@ -120,7 +132,7 @@ def test_a_file_named_like_a_module_of_pythons_own_is_not_taken_for_it(own_serve
     buffer = Buffer()
     started = WorkerProcess("mine", (buffer,), timeout_s=120)
     try:
-        assert "failed" in hello(started), "no profile was given; the worker lives and says so"
+        assert isinstance(hello(started), Failed), "no profile was given; the worker lives and says so"
     finally:
         started.end()
         buffer.close()

@@ -38,7 +38,7 @@ def test_the_record_names_table_digest_and_every_row(started, tiny_shape):
 class Heard(Exception):
     """Raised where workers would be started, with what they would be told first."""
 
-    def __init__(self, candidates, hello, timeout_s, spent):
+    def __init__(self, candidates, hello, *rest):
         super().__init__()
         self.hello = hello
 
@@ -56,7 +56,7 @@ def test_a_worker_routes_by_the_recorded_rows(started, tiny_shape, tmp_path, mon
     with pytest.raises(Heard) as heard:
         Campaign(run, None)._run_team(0, ())
     mine = worker.Worker([])
-    mine.hello(describe=False, **heard.value.hello)
+    mine.handle(heard.value.hello)
     found = route(tiny_shape, load_profile("cpu"), mine.rules)
     assert (found.rule.name, found.family) == ("mine", "chunked")
     assert str(tmp_path) not in run.meta.rules.source + run.meta.rules.text

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rooflane.eval import evaluate
+from rooflane.eval import EvaluationError, evaluate, open_run
 from rooflane.shapes import Shape
 
 SHAPE = Shape("a", 2, 8, 16, 2, 32, 1)
@@ -69,6 +69,11 @@ DISHONEST = {
         "        pass\n" + PLAIN,
         "nothing that was asked",
     ),
+    "an end before its process is checked": (
+        "from rooflane.eval.worker.subject import Subject\n"
+        "Subject.inspect = lambda *asked: os._exit(0)\n" + PLAIN,
+        "Subject.inspect was replaced",
+    ),
     "a patched comparison": (
         "torch.equal = lambda *tensors: True\n"
         "def build(model, shape, device):\n    return lambda x, mask=None: model(x, mask)\n",
@@ -115,51 +120,59 @@ HONEST = {
 }
 
 
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
+DISHONEST_BODIES = {name: body for name, (body, _) in DISHONEST.items()}
+ONE_BUFFER = (
+    "def build(model, shape, device):\n"
+    "    held = {}\n"
+    "    def forward(x, mask=None):\n"
+    "        out = model(x, mask)\n"
+    "        return held.setdefault('out', torch.empty_like(out)).copy_(out)\n"
+    "    return forward\n"
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
     """Keep tiny operations on one thread: handing them to a second costs more than they do."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
 
 
-def measure(folder, body, **settings):
-    """Evaluate one candidate file on the tiny shape; return its row."""
-    path = folder / "mine.py"
-    path.write_text(HEAD + body)
-    run = evaluate([SHAPE], [str(path)], runs_dir=folder / "runs", **(FAST | settings))
-    rows = {record.kind: record for record in run.records()}
-    assert rows["baseline"].status == "ok", "a dishonest candidate costs nobody else a row"
-    return rows
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """The rows of each program by kind, all from one campaign: every candidate has a worker of its own."""
+    folder = tmp_path_factory.mktemp("programs")
+    programs = {**DISHONEST_BODIES, **HONEST, "one buffer": ONE_BUFFER}
+    paths = {name: folder / f"program{number}.py" for number, name in enumerate(programs)}
+    for name, path in paths.items():
+        path.write_text(HEAD + programs[name])
+    run = evaluate([SHAPE], [str(path) for path in paths.values()], runs_dir=folder / "runs", **FAST)
+    rows = {record.arm: record for record in run.records()}
+    assert rows["eager"].status == "ok", "a dishonest candidate costs nobody else a row"
+    return {name: (rows[str(path)], rows[f"copy of {path}"]) for name, path in paths.items()}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DISHONEST)
-def test_a_dishonest_candidate_leaves_evidence(tmp_path, name):
-    body, said = DISHONEST[name]
-    row = measure(tmp_path, body)["candidate"]
+def test_a_dishonest_candidate_leaves_evidence(found, name):
+    row, _ = found[name]
     assert row.integrity, row.status
-    assert said in " ".join([*row.integrity, row.reason])
+    assert DISHONEST[name][1] in " ".join([*row.integrity, row.reason])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HONEST)
-def test_an_honest_one_that_looks_like_it_leaves_none(tmp_path, name):
-    rows = measure(tmp_path, HONEST[name])
-    assert (rows["candidate"].status, rows["candidate"].reason) == ("ok", "")
-    assert rows["candidate"].integrity == rows["copy"].integrity == []
-    assert rows["candidate"].verification.contract_class == "pure"
+def test_an_honest_one_that_looks_like_it_leaves_none(found, name):
+    row, copy = found[name]
+    assert (row.status, row.reason) == ("ok", "")
+    assert row.integrity == copy.integrity == []
+    assert row.verification.contract_class == "pure"
 
 
 @pytest.mark.slow
-def test_one_buffer_for_every_output_is_a_contract_and_no_crime(tmp_path):
-    body = (
-        "def build(model, shape, device):\n"
-        "    held = {}\n"
-        "    def forward(x, mask=None):\n"
-        "        out = model(x, mask)\n"
-        "        return held.setdefault('out', torch.empty_like(out)).copy_(out)\n"
-        "    return forward\n"
-    )
-    row = measure(tmp_path, body)["candidate"]
+def test_one_buffer_for_every_output_is_a_contract_and_no_crime(found):
+    row, _ = found["one buffer"]
     assert (row.status, row.integrity) == ("ok", [])
     assert row.verification.contract_class == "contract-dependent"
     assert row.verification.contract == ["the next call overwrites the output"]
@@ -167,27 +180,39 @@ def test_one_buffer_for_every_output_is_a_contract_and_no_crime(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_seed_is_bound_before_and_shown_after(tmp_path):
-    from rooflane.eval.record.reveal import SEED_FILE, seed_hash
-    from rooflane.eval.stats.run import open_run
-
+def test_the_seed_is_on_disk_only_once_nothing_is_left_to_measure(tmp_path):
     seen = []
 
     def look(event):
         if event.kind == "row" and not seen:
             (folder,) = (tmp_path / "runs").iterdir()
-            seen.append((open_run(folder).meta, (folder / SEED_FILE).stat().st_mode & 0o777))
+            seen.append((open_run(folder).meta.seed, {path.name for path in folder.iterdir()}))
 
     path = tmp_path / "mine.py"
     path.write_text(HEAD + PLAIN)
     run = evaluate([SHAPE], [str(path)], runs_dir=tmp_path / "runs", on_event=look, **FAST)
-    meta, mode = seen[0]
-    assert (meta.seed, mode) == (None, 0o600)
-    assert meta.seed_hash == seed_hash(run.meta.seed)
-    assert not (run.folder / SEED_FILE).exists()
-    assert open_run(run.folder).meta.seed == run.meta.seed
+    assert seen == [(None, {"run.json", "records.jsonl"})]
+    assert run.meta.seed is not None and open_run(run.folder).meta.seed == run.meta.seed
     seconds = run.meta.spent_s
     assert set(seconds) == {"start-up", "set-up", "warm-up", "measurement", "verification", "other"}
     rest = sum(seconds[what] for what in ("start-up", "set-up", "other"))
     assert run.meta.overhead_share == pytest.approx(rest / sum(seconds.values()), abs=1e-3)
     assert not any(str(run.meta.seed) in record.model_dump_json() for record in run.records())
+
+
+@pytest.mark.slow
+def test_a_record_file_that_something_else_changes_while_the_run_goes_on_is_refused(tmp_path):
+    """The digest is held in the parent's memory: a candidate can write to the folder, not to that."""
+    path = tmp_path / "mine.py"
+    runs = tmp_path / "runs"
+    edit = (
+        "import glob\n"
+        f"for name in glob.glob({str(runs / '*' / 'records.jsonl')!r}):\n"
+        "    text = open(name).read()\n"
+        "    open(name, 'w').write(text.replace('\"warmups\":', '\"warmups\": '))\n"
+    )
+    path.write_text(HEAD + edit + PLAIN)
+    with pytest.raises(EvaluationError, match="records.jsonl: the file changed while the run was in progress"):
+        evaluate([SHAPE], [str(path)], runs_dir=runs, **FAST | {"processes": 2})
+    (folder,) = runs.iterdir()
+    assert not open_run(folder).sealed

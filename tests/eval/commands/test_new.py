@@ -11,8 +11,7 @@ import triton.language  # noqa: F401  read TRITON_INTERPRET now: a test below ta
 from rooflane.baseline import build_baseline, copy_model_weights
 from rooflane.eval import cli
 from rooflane.eval.exit_codes import EvaluationError, ExitCode
-from rooflane.eval.worker.candidate_source import check_source
-from rooflane.eval.worker.candidates import Plan, build_candidate, parse_candidate
+from rooflane.eval.worker.candidates import Plan, build_candidate, check_source, parse_candidate
 from rooflane.shapes import Shape
 
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from rooflane.eval.worker import cpu_pinning
-from rooflane.eval.worker.cpu_pinning import CalmCore, core_shares, usable_cores
+from rooflane.eval.worker.cpu_pinning import FastCore, core_shares, usable_cores
 
 linux = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="a process cannot choose its core here")
 
@@ -39,7 +39,7 @@ def host(monkeypatch):
 
 def test_a_thread_leaves_a_slow_core_for_the_calmest_of_its_share_and_is_let_go(host):
     """Core 5 is calmer than all and another worker's; 1.3 times the calm pace is no reason to move."""
-    core = CalmCore()
+    core = FastCore()
     core.hold([0, 1, 2])
     assert host.cores == {0, 1, 2}
     host.paces = {0: 190, 1: 100, 2: 150, 5: 50}
@@ -55,7 +55,7 @@ def test_a_thread_leaves_a_slow_core_for_the_calmest_of_its_share_and_is_let_go(
 
 
 def test_a_second_share_takes_the_place_of_the_first(host):
-    core = CalmCore()
+    core = FastCore()
     core.hold([0, 1])
     host.loops, host.paces = [100, 100], {0: 90, 1: 100}
     core.pace_ns()
@@ -73,7 +73,7 @@ def test_a_second_share_takes_the_place_of_the_first(host):
 def test_where_no_core_can_be_chosen_nothing_moves(host, cores, refuse):
     host.refuse = refuse
     host.loops = [100, 90, 200]
-    core = CalmCore()
+    core = FastCore()
     core.hold(cores)
     assert [core.pace_ns() for _ in range(3)] == [100, 90, 200]
     core.leave()
@@ -81,7 +81,7 @@ def test_where_no_core_can_be_chosen_nothing_moves(host, cores, refuse):
 
 
 def test_cores_that_are_taken_away_meanwhile_leave_the_thread_where_it_is(host):
-    core = CalmCore()
+    core = FastCore()
     core.hold([0, 1])
     host.refuse, host.loops = True, [100, 90]
     assert core.pace_ns() == 90
@@ -92,7 +92,7 @@ def test_cores_that_are_taken_away_meanwhile_leave_the_thread_where_it_is(host):
 
 def test_of_many_cores_every_second_or_third_is_looked_at(host):
     host.cores = set(range(70))
-    core = CalmCore()
+    core = FastCore()
     core.hold(range(70))
     host.loops, host.paces = [100, 100], {3: 80, 4: 90}
     core.pace_ns()
@@ -102,7 +102,7 @@ def test_of_many_cores_every_second_or_third_is_looked_at(host):
 @linux
 def test_a_thread_that_was_started_while_held_is_let_go_too():
     before = os.sched_getaffinity(0)
-    core = CalmCore()
+    core = FastCore()
     core.hold([min(before)])
     done = threading.Event()
     thread = threading.Thread(target=done.wait)
@@ -116,7 +116,7 @@ def test_a_thread_that_was_started_while_held_is_let_go_too():
 @linux
 def test_a_real_thread_is_held_and_given_back():
     before = os.sched_getaffinity(0)
-    core = CalmCore()
+    core = FastCore()
     core.hold([min(before)])
     assert core.pace_ns() > 0 and os.sched_getaffinity(0) == {min(before)}
     core.leave()

@@ -7,10 +7,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rooflane.eval.record.records import NOOP
+from rooflane.eval.record.arm_id import EAGER_ARM, ArmId
 from rooflane.eval.worker.clock import CpuClock
+from rooflane.eval.worker.protocol import Finish, Go, Prepare
 from rooflane.eval.worker.windows import Windows
 from rooflane.shapes import Shape
+
+NOOP_ARM = ArmId("noop", "noop")
 
 
 class PausingClock(CpuClock):
@@ -26,7 +29,7 @@ class PausingClock(CpuClock):
         self.pauses.append(ticks)
 
 
-@pytest.mark.parametrize(("arm", "pauses"), [("eager", 3), (NOOP, 0)])
+@pytest.mark.parametrize(("arm", "pauses"), [(EAGER_ARM, 3), (NOOP_ARM, 0)])
 def test_every_call_but_the_empty_one_is_followed_by_a_pause(arm, pauses):
     """The pause hides from short calls what a look costs the host; the empty call measures the host."""
     subject = SimpleNamespace(
@@ -35,11 +38,11 @@ def test_every_call_but_the_empty_one_is_followed_by_a_pause(arm, pauses):
     )  # fmt: skip
     clock = PausingClock()
     windows = Windows(subject, clock)
-    assert windows.prepare(arm, seed=1, calls=3, lead=0, mark_seed=2) == {}
-    assert windows.go() == {}
+    windows.prepare(Prepare(arm, seed=1, calls=3, lead=0, mark_seed=2))
+    windows.go(Go())
     assert len(clock.pauses) == pauses and all(ticks > 0 for ticks in clock.pauses)
-    found = windows.finish()
-    assert len(found["event_ns"]) == 3 and found["loop_ns"] > 0
+    found = windows.finish(Finish())
+    assert len(found.event_ns) == 3 and found.loop_ns > 0
 
 
 def test_the_hosts_loop_stands_outside_what_the_parent_times():
@@ -47,24 +50,24 @@ def test_the_hosts_loop_stands_outside_what_the_parent_times():
     loops = []
     subject = SimpleNamespace(
         shape=Shape("a", 2, 4, 16, 2, 16, 1), device=torch.device("cpu"),
-        arms={"mine": SimpleNamespace(forward=lambda x, mask: x.clone())},
+        arms={EAGER_ARM: SimpleNamespace(forward=lambda x, mask: x.clone())},
     )  # fmt: skip
     windows = Windows(subject, PausingClock(), pace_ns=lambda: loops.append(1) or 777)
-    windows.prepare("mine", seed=1, calls=1, lead=0, mark_seed=2)
+    windows.prepare(Prepare(EAGER_ARM, seed=1, calls=1, lead=0, mark_seed=2))
     assert len(loops) == 1
-    windows.go()
-    assert windows.finish()["loop_ns"] == 777 and len(loops) == 1
+    windows.go(Go())
+    assert windows.finish(Finish()).loop_ns == 777 and len(loops) == 1
 
 
 def test_the_empty_call_leaves_the_other_arms_pause_alone():
     """A look without a pause behind it takes less: taken for one with, it would shorten the next window's pause."""
     subject = SimpleNamespace(
         shape=Shape("a", 2, 4, 16, 2, 16, 1), device=torch.device("cpu"),
-        arms={name: SimpleNamespace(forward=lambda x, mask: x.clone()) for name in ("eager", NOOP)},
+        arms={name: SimpleNamespace(forward=lambda x, mask: x.clone()) for name in (EAGER_ARM, NOOP_ARM)},
     )  # fmt: skip
     windows = Windows(subject, PausingClock())
-    for arm in ("eager", NOOP):
+    for arm in (EAGER_ARM, NOOP_ARM):
         before = windows._look_ns
-        windows.prepare(arm, seed=1, calls=3, lead=0, mark_seed=2)
-        windows.go()
+        windows.prepare(Prepare(arm, seed=1, calls=3, lead=0, mark_seed=2))
+        windows.go(Go())
     assert windows._look_ns == before

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 import time
@@ -11,6 +10,7 @@ import pytest
 
 from rooflane.eval.worker import worker as worker_module
 from rooflane.eval.worker.channel import Channel
+from rooflane.eval.worker.protocol import BusyWait, Done, EndShape, Go, Hello, encode_request
 from rooflane.eval.worker.worker import Worker
 
 
@@ -25,7 +25,7 @@ def ends():
 @pytest.mark.parametrize("awake", [False, True])
 def test_a_request_arrives_whole_however_it_is_waited_for(ends, awake):
     ours, channel = ends
-    line = json.dumps({"op": "go", "nonce": 1, "seed": "x" * 100_000}).encode() + b"\n"
+    line = encode_request(Hello("cpu", {}, "x" * 100_000, describe=False), 1)
 
     def send():
         time.sleep(0.05)
@@ -33,7 +33,8 @@ def test_a_request_arrives_whole_however_it_is_waited_for(ends, awake):
 
     sender = threading.Thread(target=send)
     sender.start()
-    assert channel.receive(awake=awake)["seed"] == "x" * 100_000
+    number, request = channel.receive(awake=awake)
+    assert number == 1 and request.rules == "x" * 100_000
     sender.join()
 
 
@@ -49,7 +50,7 @@ def test_waiting_awake_keeps_the_processor_and_waiting_asleep_does_not(ends):
     ours, channel = ends
     used = {}
     for awake in (False, True):
-        threading.Timer(0.3, ours.sendall, [b'{"op": "go", "nonce": 1}\n']).start()
+        threading.Timer(0.3, ours.sendall, [encode_request(Go(), 1)]).start()
         before = time.thread_time()
         channel.receive(awake=awake)
         used[awake] = time.thread_time() - before
@@ -63,10 +64,10 @@ def test_a_worker_stays_awake_until_it_is_told_or_its_shape_ends(monkeypatch):
     held = []
     monkeypatch.setattr(worker._core, "hold", held.append)
     assert not worker.awake and worker._host_pace_ns() == 111
-    assert worker.answer({"op": "stay_awake", "on": True, "cores": [2, 3]}) == {}
+    assert worker.handle(BusyWait(True, [2, 3])) == Done()
     assert worker.awake and worker._host_pace_ns() == 95
-    worker.answer({"op": "stay_awake", "on": False})
+    worker.handle(BusyWait(False, []))
     assert not worker.awake
-    worker.answer({"op": "stay_awake", "on": True, "cores": [4]})
-    worker.answer({"op": "end_shape"})
-    assert not worker.awake and held == [[2, 3], (), [4], ()]
+    worker.handle(BusyWait(True, [4]))
+    assert worker.handle(EndShape()) == Done()
+    assert not worker.awake and held == [[2, 3], [], [4], ()]

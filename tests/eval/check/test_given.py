@@ -1,9 +1,9 @@
-"""What a call changes of the inputs and weights it was lent: contents, dtype, place."""
+"""What a call changes of the inputs and weights it was given: contents, dtype, place."""
 
 import pytest
 import torch
 
-from rooflane.eval.check.lent_weights import LentInputs, LentWeights
+from rooflane.eval.check.tamper import GivenInputs, GivenWeights
 
 
 def draw(seed):
@@ -23,17 +23,17 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_of_an_input_is_told(change):
     cases = [draw(seed) for seed in (5, 6)]
-    lent = LentInputs(cases, (5, 6))
-    assert [lent.change(draw, chosen) for chosen in range(8)] == [""] * 8
+    given = GivenInputs(cases, (5, 6))
+    assert [given.change(draw, chosen) for chosen in range(8)] == [""] * 8
     CHANGES[change](*cases[1])
-    said = {lent.change(draw, chosen) for chosen in range(8)}
+    said = {given.change(draw, chosen) for chosen in range(8)}
     # Contents are compared of one call alone, and which one it is cannot be foretold.
     assert said - {""} and ("" in said) == (change in ("contents", "mask"))
 
 
 def test_no_mask_is_no_change():
     x, _ = draw(5)
-    assert LentInputs([(x, None)], [5]).change(lambda seed: (draw(seed)[0], None), 1) == ""
+    assert GivenInputs([(x, None)], [5]).change(lambda seed: (draw(seed)[0], None), 1) == ""
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,6 @@ def test_no_mask_is_no_change():
 )
 def test_a_change_of_weights_is_told(change, said):
     model = torch.nn.Linear(3, 4)
-    lent = LentWeights(model)
+    given = GivenWeights(model)
     change(model)
-    assert lent.changes() == said
+    assert given.changes() == said

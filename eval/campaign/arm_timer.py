@@ -1,4 +1,4 @@
-"""Lanes: how one arm is timed in its worker, and how the outputs of its timed calls are checked.
+"""How one arm is timed in its worker, and how the outputs of its timed calls are checked.
 
 Every timed call has a fresh input and leaves a fingerprint. In each block the parent picks, after the calls, one
 whose kept output the judge compares in full, and one whose fingerprint it compares with the reference's.
@@ -12,16 +12,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter_ns
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 from rooflane.eval.campaign.blocks import Round
 from rooflane.eval.campaign.launch import Crash
 from rooflane.eval.check.cases import Case
-from rooflane.eval.check.gate import GateResult
 from rooflane.eval.check.integrity import WindowWall
-from rooflane.eval.check.verify import WrongOutput, checked, require
+from rooflane.eval.check.verify import WrongOutput, require
+from rooflane.eval.record.arm_id import ArmId
+from rooflane.eval.worker import protocol
 
-Ask = Callable[..., dict[str, Any]]
+if TYPE_CHECKING:
+    from rooflane.eval.campaign.session import ArmJudge, ShapeSession
+
+A = TypeVar("A")
 
 # Calls ahead of a window's timed ones: the device was another worker's a moment ago. None where calls are long.
 LEAD_CALLS = 2
@@ -36,7 +40,7 @@ BYTES_A_MARK = 4
 
 @dataclass(frozen=True)
 class Schedule:
-    """What every lane of one shape shares: seeds by purpose, padding, and the mode of the inputs."""
+    """What every timer of one shape shares: seeds by purpose, padding, and the mode of the inputs."""
 
     seed: Callable[[str], int]
     padding: float
@@ -52,15 +56,15 @@ class Schedule:
 
 
 @dataclass
-class Lane:
+class ArmTimer:
     """One arm in its worker. `judge` is None for arms that live beside the reference and need no check."""
 
-    arm: str
-    ask: Ask
+    arm: ArmId
+    work: ShapeSession
     schedule: Schedule
     capacity: int
     call_ns: int = 0
-    judge: Ask | None = None
+    judge: ArmJudge | None = None
     reference_ns: int = 0
     walls: list[WindowWall] = field(default_factory=list)
     overwritten: bool = False
@@ -80,85 +84,74 @@ class Lane:
         for part in range(parts):
             count = min(room, calls - len(event_ns))
             found = self._window(round_index, part, count, lead)
-            event_ns += found["event_ns"]
-            host_ns += found["host_ns"]
-            loops.append(found["loop_ns"])
+            event_ns += found.event_ns
+            host_ns += found.host_ns
+            loops.append(found.loop_ns)
             if self.judge and part == checked_part:
                 self._check(round_index, part, found)
-        self.ask("release", stage=f"time of {self.arm}")
+        self._ask(protocol.Release())
         return Round(event_ns, host_ns, round(median(loops)))
 
-    def _window(self, round_index: int, part: int, calls: int, lead: int) -> dict[str, Any]:
+    def _ask(self, request: protocol.Request[A], what: str = "time") -> A:
+        return self.work.ask(self.arm.worker, request, what, self.arm)
+
+    def _window(self, round_index: int, part: int, calls: int, lead: int) -> protocol.Window:
         """Run one window and look at what needs no judge."""
-        stage = f"time of {self.arm}"
         seed, mark_seed = self.schedule.window(round_index, part), self._mark_seed(round_index, part)
-        values = {"seed": seed, "calls": calls, "lead": lead, "mark_seed": mark_seed, "fixed": self.schedule.fixed}
-        values["watch"] = self.judge is not None
-        checked(self.ask("prepare", stage=stage, arm=self.arm, **values))
+        watch = self.judge is not None
+        self._ask(protocol.Prepare(self.arm, seed, calls, lead, mark_seed, self.schedule.fixed, watch))
         before = perf_counter_ns()
-        answer = self.ask("go", stage=stage)
+        self._ask(protocol.Go())
         wall = perf_counter_ns() - before
-        checked(answer)
-        found = checked(self.ask("finish", stage=stage))
-        times = [*found["event_ns"], found["loop_ns"]]
-        if len(times) != calls + 1 or any(type(value) is not int for value in times):
+        found = self._ask(protocol.Finish())
+        if len(found.event_ns) != calls:
             raise Crash("the worker's times are not one for each call that was asked for")
-        self.walls.append(WindowWall(wall, calls + lead, calls, sum(found["event_ns"])))
-        if self.judge and found["fault"]:
-            self._tampered(f"timed calls returned something else than the verified ones: {found['fault']}")
-        if found["changed"]:
-            self._tampered(f"timed calls changed what they were given: {found['changed']}")
-        if self.judge and found["deferred"]:
+        self.walls.append(WindowWall(wall, calls + lead, calls, sum(found.event_ns)))
+        if self.judge and found.fault:
+            self._tampered(f"timed calls returned something else than the verified ones: {found.fault}")
+        if found.changed:
+            self._tampered(f"timed calls changed what they were given: {found.changed}")
+        if self.judge and found.deferred:
             self._tampered(
-                f"the output of timed call {found['deferred'][0] + 1} of {calls} changed after its stream passed it: "
+                f"the output of timed call {found.deferred[0] + 1} of {calls} changed after its stream passed it: "
                 "work was left to be done outside the clock"
             )
-        self.tokens.append(found["tokens"])
-        self.overwritten = self.overwritten or found["overwritten"]
+        self.tokens.append(found.tokens)
+        self.overwritten = self.overwritten or found.overwritten
         return found
 
-    def _check(self, round_index: int, part: int, found: dict[str, Any]) -> None:
+    def _check(self, round_index: int, part: int, found: protocol.Window) -> None:
         """Have a call of a window judged that nobody could have told from the others while it ran."""
         block, half = divmod(round_index, 2)
         in_full = random.Random(self.schedule.seed(f"check {block}")).randrange(2) == half
         chosen = random.Random(self.schedule.seed(f"call {round_index} {part}"))
-        if in_full and found["kept"]:
-            self._compare_kept(round_index, part, chosen.choice(found["kept"]), found)
+        if in_full and found.kept:
+            self._compare_kept(round_index, part, chosen.choice(found.kept), found)
         elif self.reference_ns < LONG_REFERENCE_NS:
-            self._compare_marks(round_index, part, chosen.randrange(len(found["event_ns"])), found)
+            self._compare_marks(round_index, part, chosen.randrange(len(found.event_ns)), found)
 
-    def _compare_kept(self, round_index: int, part: int, number: int, found: dict[str, Any]) -> None:
-        output = checked(self.ask("ship", stage=f"check of {self.arm}", number=number))["output"]
-        answer = self.judge(
-            "kept",
-            case=self.schedule.case(round_index, part, number).as_dict(),
-            output=output,
-            marks=self._marks(found, number),
-            mark_seed=self._mark_seed(round_index, part),
-        )
+    def _compare_kept(self, round_index: int, part: int, number: int, found: protocol.Window) -> None:
+        case, marks = self.schedule.case(round_index, part, number), self._marks(found, number)
+        output = self._ask(protocol.Ship(number), "check").output
+        compared = self.judge.compare_kept(case, output, marks, self._mark_seed(round_index, part))
         self.checks += 1
-        gate = GateResult.model_validate(answer["gate"])
-        if not gate.passed:
+        if not compared.gate.passed:
             self.integrity.append("an output of a timed call is wrong although the verified ones were right")
-        require(gate, f"timed call {number + 1} of round {round_index + 1}")
-        if not answer["same"]:
+        require(compared.gate, f"timed call {number + 1} of round {round_index + 1}")
+        if not compared.same:
             self._tampered(
                 f"the bytes handed over for timed call {number + 1} of round {round_index + 1} are not those its "
                 "fingerprint was taken of"
             )
 
-    def _compare_marks(self, round_index: int, part: int, number: int, found: dict[str, Any]) -> None:
-        answer = self.judge(
-            "marks",
-            case=self.schedule.case(round_index, part, number).as_dict(),
-            marks=self._marks(found, number),
-            mark_seed=self._mark_seed(round_index, part),
-        )
+    def _compare_marks(self, round_index: int, part: int, number: int, found: protocol.Window) -> None:
+        case, marks = self.schedule.case(round_index, part, number), self._marks(found, number)
+        ratio = self.judge.compare_marks(case, marks, self._mark_seed(round_index, part))
         self.checks += 1
-        if not answer["ratio"] <= 1:
+        if not ratio <= 1:
             self._tampered(
                 f"the output of timed call {number + 1} of round {round_index + 1} has another fingerprint than the "
-                f"reference's answer, {answer['ratio']:.3g} times the limit, although the verified outputs were right"
+                f"reference's answer, {ratio:.3g} times the limit, although the verified outputs were right"
             )
 
     def _tampered(self, line: str) -> None:
@@ -169,10 +162,13 @@ class Lane:
     def _mark_seed(self, round_index: int, part: int) -> int:
         return self.schedule.seed(f"marks {round_index} {part}")
 
-    def _marks(self, found: dict[str, Any], number: int) -> str:
+    def _marks(self, found: protocol.Window, number: int) -> str:
         """Return one call's fingerprint of a window's."""
-        data = base64.b64decode(found["marks"])
-        size = len(data) // len(found["event_ns"])
-        if size % BYTES_A_MARK or size * len(found["event_ns"]) != len(data):
+        try:
+            data = base64.b64decode(found.marks, validate=True)
+        except ValueError:
+            data = b"?"
+        size = len(data) // len(found.event_ns)
+        if not size or size % BYTES_A_MARK or size * len(found.event_ns) != len(data):
             raise Crash("the worker's fingerprints are not one for each call that was asked for")
         return base64.b64encode(data[number * size : (number + 1) * size]).decode()

@@ -1,0 +1,533 @@
+"""What parent and worker say to each other: one frozen dataclass a request and an answer, as JSON lines.
+
+A request names its answer: `Build` is answered by `Built`, and any request may be answered by `Failed` or `Wrong`. The
+parent validates each answer before it uses it: a field that is missing, unknown or of another type makes the whole
+answer invalid. Nothing is unpickled, and no torch is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Generic, Literal, TypeVar, get_args
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from rooflane.eval.check.cases import Called, Case, OutputFacts
+from rooflane.eval.record.arm_id import ArmId
+from rooflane.eval.record.records import GateResult, Status, TruthCheck
+from rooflane.eval.worker.candidates import Plan
+from rooflane.shapes import Shape
+
+A = TypeVar("A")
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+# Nanoseconds of the clocks beside the windows. A window's own times may be of any sign: the parent reports those.
+Ns = Annotated[int, Field(gt=0)]
+
+
+class InvalidMessage(ValueError):
+    """A line that is no message, or none of those that may stand there."""
+
+
+class Message:
+    """A dataclass that travels; numbers are not taken for texts, nor texts for numbers."""
+
+    __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
+
+
+class Request(Message, Generic[A]):
+    """A request whose answer is an `A`."""
+
+    def __init_subclass__(cls) -> None:
+        REQUESTS[cls.__name__] = cls
+        ANSWERS[cls] = get_args(cls.__orig_bases__[0])[0]
+
+
+Handler = Callable[[Any], Message | Called]
+Handlers = dict[type[Request], Handler]
+REQUESTS: dict[str, type[Request]] = {}
+ANSWERS: dict[type[Request], type] = {}
+
+
+# Answers.
+@dataclass(frozen=True)
+class Failed(Message):
+    """Something raised: the status a row gets, and one line on what."""
+
+    status: Literal["error", "oom"]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Wrong(Message):
+    """An output that is no plain tensor of the right shape, or a call that changed what it was given."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Done(Message):
+    """Nothing to report."""
+
+
+@dataclass(frozen=True)
+class Greeting(Message):
+    """The process as it was set up."""
+
+    environment: dict[str, Any]
+    uuid: str | None
+
+
+@dataclass(frozen=True)
+class Begun(Message):
+    """How many inputs of the shape may be alive at once."""
+
+    capacity: int
+
+
+@dataclass(frozen=True)
+class Held(Message):
+    """The reference is held; its first call's seconds where it was called."""
+
+    setup_s: Finite | None
+
+
+@dataclass(frozen=True)
+class DeviceState(Message):
+    """Whether the GPU's context still works."""
+
+    ok: bool
+
+
+@dataclass(frozen=True)
+class Built(Message):
+    """An arm as it was built, ready where its status is "ok"."""
+
+    plan: Plan
+    status: Status
+    reason: str
+    setup_s: Finite | None
+
+
+@dataclass(frozen=True)
+class Compared(Message):
+    """Whether two things were the same."""
+
+    same: bool
+
+
+@dataclass(frozen=True)
+class Digests(Message):
+    """A digest of each of an arm's weights, by name."""
+
+    digests: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class Inspected(Message):
+    """What was tampered with, and the most memory allocated."""
+
+    findings: list[str]
+    peak_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Estimated(Message):
+    """A call's nanoseconds, and the warm-up calls made."""
+
+    call_ns: Ns
+    warmups: int
+
+
+@dataclass(frozen=True)
+class Window(Message):
+    """A window's times, its fingerprints (`marks`, base64) and what the kept outputs show.
+
+    `kept` numbers the outputs that still hold their call's result; `deferred` those whose bytes changed after their
+    fingerprint was taken although no other call was given the same memory.
+    """
+
+    event_ns: list[int]
+    host_ns: list[int]
+    loop_ns: int
+    marks: str
+    kept: list[int]
+    overwritten: bool
+    tokens: Finite
+    deferred: list[int]
+    fault: str
+    changed: str
+
+
+@dataclass(frozen=True)
+class States(Message):
+    """Nanoseconds of each call by the other clocks and in the other cache states."""
+
+    harness_ns: list[Ns]
+    device_ns: list[Ns]
+    idle_ns: list[Ns]
+    cold_ns: list[Ns]
+    rotating_ns: list[Ns]
+
+
+@dataclass(frozen=True)
+class Shipped(Message):
+    """An output lies in the shared memory."""
+
+    output: OutputFacts
+
+
+@dataclass(frozen=True)
+class Gated(Message):
+    """An output compared with the reference's; `same` tells whether its bytes have the fingerprint taken before."""
+
+    gate: GateResult
+    same: bool = True
+
+
+@dataclass(frozen=True)
+class Names(Message):
+    """Names of stress inputs."""
+
+    names: list[str]
+
+
+@dataclass(frozen=True)
+class Stressed(Message):
+    """An output on a stress input compared with float64, or why it could not be."""
+
+    check: TruthCheck | None
+    fault: str = ""
+
+
+@dataclass(frozen=True)
+class MarksCompared(Message):
+    """The row of a fingerprint that differs most, in units of the limit."""
+
+    row: int
+    ratio: float
+
+
+@dataclass(frozen=True)
+class WholeCalled(Message):
+    """One call on a whole shape."""
+
+    seconds: Finite
+    peak_bytes: int | None
+    valid_tokens: int
+
+
+@dataclass(frozen=True)
+class WholeTimed(Message):
+    """One timed call on a whole shape."""
+
+    event_ns: list[int]
+    host_ns: list[int]
+    valid_tokens: int
+
+
+@dataclass(frozen=True)
+class ElementCompared(Message):
+    """One element compared with the chunked reference, or why it could not be."""
+
+    gate: GateResult | None
+    reference_ns: int
+    fault: str = ""
+
+
+# Requests to any worker.
+@dataclass(frozen=True)
+class Hello(Request[Greeting]):
+    """Set the process up for a device; `rules` is the run's own table as TOML."""
+
+    device: str
+    profile: dict[str, Any]
+    rules: str
+    describe: bool
+
+
+@dataclass(frozen=True)
+class BeginShape(Request[Begun]):
+    """Draw a shape's weights; no arm is built on them yet."""
+
+    shape: Shape
+    seed: int
+    memory_cap_bytes: int | None
+
+
+@dataclass(frozen=True)
+class EndShape(Request[Done]):
+    """Release everything that belongs to a shape."""
+
+
+@dataclass(frozen=True)
+class CheckDevice(Request[DeviceState]):
+    """Tell whether the GPU's context still works."""
+
+
+@dataclass(frozen=True)
+class BusyWait(Request[Done]):
+    """Wait for requests without sleeping, on the fastest of some cores, or no longer."""
+
+    on: bool
+    cores: list[int]
+
+
+# Requests about one worker's arms.
+@dataclass(frozen=True)
+class Build(Request[Built]):
+    """Build an arm, and make its first call."""
+
+    arm: ArmId
+    call: bool = True
+
+
+@dataclass(frozen=True)
+class Call(Request[Called]):
+    """Call an arm on a case, or as a promise allows, and write the output where the judge reads it."""
+
+    arm: ArmId
+    case: Case
+    promise: str = ""
+
+
+@dataclass(frozen=True)
+class Repeat(Request[Compared]):
+    """Call an arm several times on one input and compare the outputs' bytes."""
+
+    arm: ArmId
+    case: Case
+
+
+@dataclass(frozen=True)
+class CompareOperations(Request[Compared]):
+    """Compare the operations an arm runs with the baseline's."""
+
+    arm: ArmId
+    case: Case
+
+
+@dataclass(frozen=True)
+class DigestWeights(Request[Digests]):
+    """Return a digest of each of an arm's weights."""
+
+    arm: ArmId
+
+
+@dataclass(frozen=True)
+class LoadWeights(Request[Done]):
+    """Load the shape's weights into an arm, or the same with every tensor's rows in reverse order."""
+
+    arm: ArmId
+    flipped: bool
+
+
+@dataclass(frozen=True)
+class Settle(Request[Done]):
+    """Note threads, processes and weights before anything is timed."""
+
+
+@dataclass(frozen=True)
+class Inspect(Request[Inspected]):
+    """Report what was tampered with since the shape began."""
+
+
+@dataclass(frozen=True)
+class Estimate(Request[Estimated]):
+    """Warm an arm up within a budget and estimate its call."""
+
+    arm: ArmId
+    seed: int
+    warmups: int
+    budget_s: float
+
+
+@dataclass(frozen=True)
+class Prepare(Request[Done]):
+    """Draw the inputs of a window; `watch` has `Finish` check whether the calls changed them."""
+
+    arm: ArmId
+    seed: int
+    calls: int
+    lead: int
+    mark_seed: int
+    fixed: bool = False
+    watch: bool = True
+
+
+@dataclass(frozen=True)
+class Go(Request[Done]):
+    """Run the window's calls."""
+
+
+@dataclass(frozen=True)
+class Finish(Request[Window]):
+    """Read the window's clocks and check what was kept."""
+
+
+@dataclass(frozen=True)
+class Ship(Request[Shipped]):
+    """Write a kept output's bytes for the judge."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Release(Request[Done]):
+    """Release the window."""
+
+
+@dataclass(frozen=True)
+class TimeStates(Request[States]):
+    """Time an arm by the other clocks and in the other cache states."""
+
+    arm: ArmId
+    seed: int
+    calls: int
+    budget_s: float
+    host_ns: int
+    call_ns: int
+
+
+@dataclass(frozen=True)
+class CallWhole(Request[WholeCalled]):
+    """Call an arm on a shape that eager cannot run."""
+
+    arm: ArmId
+    seed: int
+    padding: float
+
+
+@dataclass(frozen=True)
+class ShipPart(Request[Shipped]):
+    """Write the first rows of one element of that output for the judge."""
+
+    element: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class TimeWhole(Request[WholeTimed]):
+    """Time one such call on new contents."""
+
+    arm: ArmId
+    seed: int
+    padding: float
+
+
+# Requests to the judge.
+@dataclass(frozen=True)
+class HoldReference(Request[Held]):
+    """Make the shape's model the reference: the eager arm, and the judge over it."""
+
+    call: bool
+
+
+@dataclass(frozen=True)
+class Compare(Request[Gated]):
+    """Gate an output on a case; `flipped` says that the rows of every weight were reversed for it."""
+
+    case: Case
+    output: OutputFacts
+    buffer: int
+    flipped: bool = False
+
+
+@dataclass(frozen=True)
+class ListStresses(Request[Names]):
+    """Return the names of the stress inputs."""
+
+
+@dataclass(frozen=True)
+class CompareStressed(Request[Stressed]):
+    """Compare an output on a stress input, and eager's, with float64."""
+
+    case: Case
+    output: OutputFacts
+    buffer: int
+
+
+@dataclass(frozen=True)
+class CompareMarks(Request[MarksCompared]):
+    """Compare a timed call's fingerprint with that of the reference's output."""
+
+    case: Case
+    marks: str
+    mark_seed: int
+
+
+@dataclass(frozen=True)
+class CompareKept(Request[Gated]):
+    """Gate a kept output of a timed call, and check its bytes against the fingerprint taken behind the call."""
+
+    case: Case
+    output: OutputFacts
+    buffer: int
+    marks: str
+    mark_seed: int
+
+
+@dataclass(frozen=True)
+class CompareElement(Request[ElementCompared]):
+    """Gate the first rows of one element against the chunked reference."""
+
+    seed: int
+    padding: float
+    element: int
+    rows: int
+    output: OutputFacts
+    buffer: int
+
+
+def is_failure(answer: Message | Called) -> bool:
+    """Tell whether an answer says that something raised, in a call or in the build of an arm."""
+    return isinstance(answer, Failed) or (isinstance(answer, Built) and answer.status in ("error", "oom"))
+
+
+def encode_request(request: Request, number: int) -> bytes:
+    """Return a request as one line."""
+    return _line({"number": number, "request": type(request).__name__, "body": _body(request)})
+
+
+def decode_request(line: bytes) -> tuple[int, Request]:
+    """Return a request and its number."""
+    message = json.loads(line)
+    return message["number"], _parse(REQUESTS[message["request"]], message["body"])
+
+
+def encode_answer(answer: Message, number: int) -> bytes:
+    """Return the answer to the request of a number as one line."""
+    return _line({"answers": number, "answer": type(answer).__name__, "body": _body(answer)})
+
+
+def decode_answer(message: dict[str, Any], request: type[Request]) -> Message:
+    """Return the answer that a parsed line holds; raises `InvalidMessage` where the request has no such answer."""
+    allowed = {kind.__name__: kind for kind in (ANSWERS[request], Failed, Wrong)}
+    kind = allowed.get(message.get("answer")) if isinstance(message.get("answer"), str) else None
+    if kind is None or set(message) != {"answer", "body"}:
+        raise InvalidMessage(f"no answer to {request.__name__}")
+    try:
+        return _parse(kind, message["body"])
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InvalidMessage(f"{kind.__name__}, field {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+@cache
+def _adapter(kind: type) -> TypeAdapter:
+    return TypeAdapter(kind)
+
+
+def _body(message: Message) -> dict[str, Any]:
+    return _adapter(type(message)).dump_python(message, mode="json")
+
+
+def _parse(kind: type, body: Any) -> Any:
+    # As JSON text: of Python values strictness would refuse lists for tuples and mappings for dataclasses.
+    return _adapter(kind).validate_json(json.dumps(body))
+
+
+def _line(message: dict[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
