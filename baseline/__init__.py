@@ -1,4 +1,4 @@
-"""What is compared with: the reference forward, its inputs, the chunked reference, the free controls."""
+"""The reference forward, its inputs, the chunked reference, and the free controls."""
 
 from rooflane.baseline.chunked_reference import chunked_reference
 from rooflane.baseline.controls import CONTROLS, PROBES, Control

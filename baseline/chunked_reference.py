@@ -1,4 +1,4 @@
-"""The reference forward for shapes whose scores do not fit: the same ops over batch and query blocks."""
+"""The reference forward for shapes whose scores do not fit in memory: the same ops over batch and query blocks."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from torch import Tensor
 
 from rooflane.baseline.reference import BaselineTransformer, BaselineTransformerBlock
 
-# Two live copies of the scores, one fp32 copy more for half dtypes; 12 covers every dtype.
+# Two copies of the scores are alive, and one more in fp32 for half dtypes: 12 bytes cover every dtype.
 SCORE_BYTES = 12
-# Rows of a block hold their q, k, v, context, residual, norm and feed-forward values: about 8 widths, fp64 at worst.
+# A row of a block holds its q, k, v, context, residual, norm and feed-forward values: about 8 widths.
 ROW_WIDTHS = 8
 
 
 def chunked_reference(
     model: BaselineTransformer, x: Tensor, valid_token_mask: Tensor | None = None, *, budget_bytes: int = 4 << 30
 ) -> Tensor:
-    """Return the reference output `[B, S, D]` with the scratch memory bounded by about `budget_bytes`.
+    """Return the reference output `[B, S, D]` with about `budget_bytes` of scratch memory at most.
 
-    Batch blocks are independent; within one, each layer first projects every key and value, then attends block by
-    block of query rows. A causal block reads only the keys it can see: the rest have probability exactly 0.
+    Batch blocks are independent. Within one, each layer first projects all keys and values, then attends one block of
+    query rows after another. A causal block reads only the keys it sees, because the others have probability 0.
     """
     batch, length, width = x.shape
     attention = model.layers[0].attention
@@ -74,7 +74,7 @@ def _layer(layer: BaselineTransformerBlock, x: Tensor, mask: Tensor | None, caus
 def _attend_rows(
     layer: BaselineTransformerBlock, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, start: int
 ) -> Tensor:
-    """Attend the query rows from `start` on to the keys given; in-place fills keep two score copies alive at most."""
+    """Attend the query rows from `start` on to the given keys. In-place fills keep at most two copies of the scores."""
     scores = torch.matmul(q, k.transpose(-2, -1)).mul_(layer.attention.scale)
     rows, keys = scores.shape[-2:]
     if causal:

@@ -1,4 +1,4 @@
-"""Free controls: what a user gets without us, built and timed like any candidate."""
+"""Free controls: what a user gets without rooflane, built and timed like any candidate."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from torch.nn import functional
 from rooflane.baseline.reference import TORCH_DTYPES, BaselineSelfAttention, BaselineTransformer
 from rooflane.shapes import Shape
 
+# A built forward: `(x [B, S, D], mask [B, S] bool or None) -> [B, S, D]`.
 Forward = Callable[[Tensor, Tensor | None], Tensor]
 
 
 @dataclass(frozen=True)
 class Control:
-    """One arm everybody has for free; `contract` names the promises its outputs break, "" when none."""
+    """An arm that every user of torch has; `contract` names the promises that its outputs break, "" when none."""
 
     name: str
     summary: str
@@ -33,10 +34,10 @@ class Control:
 
 
 class SdpaSelfAttention(BaselineSelfAttention):
-    """The reference attention with `scaled_dot_product_attention` in place of explicit scores, and nothing else."""
+    """The reference attention with `scaled_dot_product_attention` in place of explicit scores. Nothing else differs."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, valid_token_mask: Tensor | None, causal: bool) -> Tensor:
-        """Return attention `[B, H, S, d]`; a mask that is given turns into the boolean mask SDPA takes."""
+        """Return attention `[B, H, S, d]`; a given mask becomes the boolean mask that SDPA takes."""
         if valid_token_mask is None:
             return functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
         visible = valid_token_mask[:, None, None, :]
@@ -47,7 +48,7 @@ class SdpaSelfAttention(BaselineSelfAttention):
 
 
 def _build_identity(model: BaselineTransformer, shape: Shape, device: torch.device) -> Forward:
-    """Return the eager forward itself: timed against eager, it shows the noise a speedup must clear."""
+    """Return the eager forward itself. Its ratio to eager is the noise that a speedup must exceed."""
     return model
 
 
@@ -57,35 +58,35 @@ def _build_compiled(model: BaselineTransformer, shape: Shape, device: torch.devi
 
 
 def _build_reduce_overhead(model: BaselineTransformer, shape: Shape, device: torch.device) -> Forward:
-    """Return the whole model under `torch.compile(mode="reduce-overhead")`, that is, with CUDA graphs."""
+    """Return the whole model under `torch.compile(mode="reduce-overhead")`, which uses CUDA graphs."""
     return torch.compile(model, mode="reduce-overhead", dynamic=False)
 
 
 def _build_sdpa(model: BaselineTransformer, shape: Shape, device: torch.device) -> Forward:
-    """Return the eager model with SDPA in its attention: the class is swapped, the weights stay."""
+    """Return the eager model with SDPA in its attention: the class changes and the weights stay."""
     for layer in model.layers:
         layer.attention.__class__ = SdpaSelfAttention
     return model
 
 
 def _build_noop(model: BaselineTransformer, shape: Shape, device: torch.device) -> Forward:
-    """Return a forward that does nothing: what it takes is the harness's own cost."""
+    """Return a forward that does nothing. Its time is the cost of the harness."""
     held = torch.zeros(shape.batch_size, shape.seq_len, shape.d_model, device=device, dtype=TORCH_DTYPES[shape.dtype])
     return lambda x, mask=None: held
 
 
 def _build_anchor(model: BaselineTransformer, shape: Shape, device: torch.device) -> Forward:
-    """Return one matrix product of fixed size, the same for every shape: when it moves, the machine did."""
+    """Return one matrix product, the same for every shape. A change in its time is a change of the machine."""
     size, dtype = ANCHOR_SIZES[device.type]
     left = torch.ones(size, size, device=device, dtype=dtype)
     out = torch.empty_like(left)
     return lambda x, mask=None: torch.mm(left, left, out=out)
 
 
-# Sized for 50 to 100 us: long enough for the clock's grid, short beside every arm.
+# These take 50 to 100 us: long for the clock's resolution, short beside every arm.
 ANCHOR_SIZES = {"cpu": (128, torch.float32), "cuda": (3072, torch.float16)}
 
-# Arms that compute no forward: they tell what the harness costs and how steady the machine is.
+# Arms that compute no forward. They show the cost of the harness and the steadiness of the machine.
 PROBES: dict[str, Control] = {
     probe.name: probe
     for probe in (

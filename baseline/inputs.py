@@ -1,4 +1,4 @@
-"""Seeded inputs and masks, drawn the way the benchmark draws them."""
+"""Seeded inputs and masks, drawn as in the benchmark."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def generate_random_case(
 ) -> tuple[Tensor, Tensor]:
     """Draw an input `[B, S, D]` and its mask `[B, S]` (bool, True = real token, never None).
 
-    The generator lives on the device, so one seed gives different data on CPU and CUDA. With a padding ratio each
-    row's length is uniform between `max(1, round(S (1 - padding_ratio)))` and S, padding stands on the right and
-    the padded rows of x are 0; x before that zeroing equals the unpadded x of the same seed.
+    The generator is on the device, so one seed gives different data on CPU and CUDA. With a padding ratio each row's
+    length is uniform between `max(1, round(S (1 - padding_ratio)))` and S. Padding is on the right and its rows of x
+    are 0. Before that, x equals the unpadded x of the same seed.
     """
     device = torch.device(device)
     generator = torch.Generator(device=device)

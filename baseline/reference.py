@@ -1,7 +1,7 @@
 """The reference forward: the organiser's pre-norm stack, op for op, with the same state_dict keys.
 
-Shapes: B batch, S sequence, D model, H heads, d = D / H, F feed-forward. Every op is written the way the benchmark
-writes it (explicit scores, out-of-place fills, a fresh causal mask per call), because those ops are what is timed.
+Shapes: B batch, S sequence, D model, H heads, d = D / H, F feed-forward. Every op is written as in
+the benchmark (explicit scores, out-of-place fills, a new causal mask each call), because those ops are timed.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class BaselineSelfAttention(nn.Module):
             scores = scores.masked_fill(future, float("-inf"))
         if valid_token_mask is not None:
             scores = scores.masked_fill(~valid_token_mask[:, None, None, :], float("-inf"))
-        # NOTE: a float64 stack is the oracle of the error figures; casting it to float32 here would spoil it.
+        # NOTE: a float64 stack is the oracle of the error figures, so it must not be cast to float32 here.
         probs = torch.softmax(scores if scores.dtype == torch.float64 else scores.float(), dim=-1).to(q.dtype)
         return torch.matmul(probs, v)
 
@@ -137,8 +137,8 @@ def torch_dtype(name: str) -> torch.dtype:
 def build_baseline(shape: Shape, device: torch.device | str, seed: int) -> BaselineTransformer:
     """Build the reference stack in eval mode on `device`, in the shape's dtype.
 
-    The weights are drawn on the CPU in float32 from `seed`, so they are the same for every device and, up to the
-    cast, for every dtype. The caller's random state is left as it was.
+    The weights are drawn on the CPU in float32 from `seed`. They are the same for every device and, up to the cast, for
+    every dtype. The caller's random state does not change.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -149,7 +149,7 @@ def build_baseline(shape: Shape, device: torch.device | str, seed: int) -> Basel
 def copy_model_weights(source: nn.Module, target: nn.Module, strict: bool = True) -> None:
     """Copy every weight of `source` into `target` through their state_dicts.
 
-    Raises `RuntimeError` on a missing, extra or differently sized weight; with `strict=False` only on a size.
+    Raises `RuntimeError` on a missing, extra or differently sized weight; with `strict=False` only on a different size.
     """
     weights = {name: tensor.detach().clone() for name, tensor in source.state_dict().items()}
     target.load_state_dict(weights, strict=strict)

@@ -3,21 +3,23 @@
 from rooflane.dispatch.adapters import GPT2_BLOCK, BlockMapping, WeightsAt, weights_at
 from rooflane.dispatch.classify import BORDERLINE_MARGIN, REGIMES, Classification, classify, op_time
 from rooflane.dispatch.conditions import FIELDS
-from rooflane.dispatch.errors import OptimizeError
-from rooflane.dispatch.ledger import Ledger, Op, ledger, peak_bytes, weight_bytes
-from rooflane.dispatch.lint import LintFinding
-from rooflane.dispatch.optimize import optimize
-from rooflane.dispatch.profile import (
-    Figure,
-    Profile,
-    ProfileError,
+from rooflane.dispatch.device import (
+    device_profile,
     host_profile,
+    keep_profile,
+    kept_path,
     load_profile,
     match_profile,
     profile_names,
 )
+from rooflane.dispatch.ledger import Ledger, Op, ledger, peak_bytes, weight_bytes
+from rooflane.dispatch.lint import lint
+from rooflane.dispatch.optimize import optimize
+from rooflane.dispatch.profile import Figure, Profile, ProfileError
+from rooflane.dispatch.request import OptimizeError
 from rooflane.dispatch.route import Rejection, Route, RouteError, refusal, route
-from rooflane.dispatch.rules import Rule, RuleError, RuleTable, load_rules, parse_rules, show_condition
+from rooflane.dispatch.rule_files import load_rules, parse_rules
+from rooflane.dispatch.rules import LintFinding, Rule, RuleError, RuleTable, show_condition
 
 __all__ = [
     "BORDERLINE_MARGIN",
@@ -41,8 +43,12 @@ __all__ = [
     "RuleTable",
     "WeightsAt",
     "classify",
+    "device_profile",
     "host_profile",
+    "keep_profile",
+    "kept_path",
     "ledger",
+    "lint",
     "load_profile",
     "load_rules",
     "match_profile",

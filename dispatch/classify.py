@@ -7,6 +7,7 @@ from typing import Any
 
 from rooflane.dispatch.ledger import Op, ledger, peak_bytes
 from rooflane.dispatch.profile import Profile
+from rooflane.dispatch.units import duration, size
 from rooflane.shapes import Shape
 
 REGIMES = ("infeasible", "launch", "bandwidth", "compute")
@@ -72,13 +73,13 @@ class Classification:
             (
                 f"shape {self.shape.id} ({self.shape.label()}) on {self.profile}: {self.regime}, "
                 f"margin {self.margin:.2f}{edge}",
-                f"  launch    {self.device_ops} operations take the host {_ms(self.launch_s)}",
-                f"  device    {_ms(self.device_s)}, of which {_ms(self.compute_s)} in ops that arithmetic limits and "
-                f"{_ms(self.bandwidth_s)} in ops that memory limits",
-                f"  breakeven at {self.breakeven_dispatch_s * 1e6:.1f} us an operation",
+                f"  launch    {self.device_ops} operations take the host {duration(self.launch_s)}",
+                f"  device    {duration(self.device_s)}, of which {duration(self.compute_s)} in ops that arithmetic "
+                f"limits and {duration(self.bandwidth_s)} in ops that memory limits",
+                f"  breakeven at {duration(self.breakeven_dispatch_s)} an operation",
                 f"  attention holds {self.attention_share:.0%} of the device time",
-                f"  memory    {_gb(self.peak_bytes)} at the peak, of {_gb(self.memory_bytes)}",
-                f"  eager     {_ms(self.predicted_s)} predicted",
+                f"  memory    {size(self.peak_bytes)} at the peak, of {size(self.memory_bytes)}",
+                f"  eager     {duration(self.predicted_s)} predicted",
             )
         )
 
@@ -137,12 +138,3 @@ def classify(shape: Shape, profile: Profile) -> Classification:
         peak_bytes=peak,
         memory_bytes=profile.memory_bytes,
     )
-
-
-def _gb(count: float) -> str:
-    value = count / 1e9
-    return f"{value:,.0f} GB" if value >= 1000 else f"{value:.3g} GB"
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.4g} ms"

@@ -1,58 +1,95 @@
-"""Conditions of a rule: which values of a field they allow, and whether one set of values holds another.
+"""Conditions of a rule: which values of a field satisfy them.
 
 A condition is a value (`"launch"`, `128`, `true`), a list of values, or a table of comparisons that must all hold
-(`{ ge = 512, lt = 4096 }`). Nothing in it is evaluated as code.
+(`{ ge = 512, lt = 4096 }`). No condition is evaluated as code.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
-from rooflane.dispatch.allowed import INFINITY, Allowed, Span
 from rooflane.dispatch.classify import REGIMES, Classification
 from rooflane.dispatch.profile import Profile
 from rooflane.shapes import DTYPE_BYTES, SIZE_FIELDS, Shape
 
 ORDER_OPS = ("lt", "le", "gt", "ge")
 EQUALITY_OPS = ("eq", "ne")
+OPS = {name: getattr(operator, name) for name in (*ORDER_OPS, *EQUALITY_OPS)}
+# Stands for every text that no condition names.
+OTHER_TEXT = "(another)"
 
 
 @dataclass(frozen=True)
 class Field:
-    """One field a condition may name: its type and the values it can have at all."""
+    """A field that a condition may name: its type, and the values it can have.
+
+    A number lies between `low` and `high`; `open_ends` holds the ends that it never reaches. `choices` lists the
+    values of a field that has few.
+    """
 
     kind: type
-    domain: Allowed
+    low: float = -math.inf
+    high: float = math.inf
+    open_ends: tuple[float, ...] = ()
     choices: tuple[Any, ...] = ()
 
+    @property
+    def numeric(self) -> bool:
+        """Whether the field is a number."""
+        return self.kind in (int, float)
 
-def _numeric(kind: type, low: tuple[float, int], high: tuple[float, int] = (INFINITY, 0)) -> Field:
-    return Field(kind, Allowed(spans=(Span(low, high, whole=kind is int),)))
+    def has(self, value: Any) -> bool:
+        """Return whether the field can have the value."""
+        if self.numeric:
+            return self.low <= value <= self.high and value not in self.open_ends
+        return value in self.choices if self.choices else isinstance(value, self.kind)
 
 
 def _choice(*choices: Any) -> Field:
-    return Field(type(choices[0]), Allowed(words=frozenset(choices)), choices)
+    return Field(type(choices[0]), choices=choices)
 
 
-WORDS = Field(str, Allowed(inverted=True))
-SHARE = _numeric(float, (0, 0), (1, 0))
+WORDS = Field(str)
+SHARE = Field(float, 0, 1)
 FIELDS: dict[str, Field] = {
-    **{name: _numeric(int, (1, 0)) for name in (*SIZE_FIELDS, "head_dim", "tokens")},
+    **{name: Field(int, 1) for name in (*SIZE_FIELDS, "head_dim", "tokens")},
     "id": WORDS,
     "causal": _choice(True, False),
     "dtype": _choice(*DTYPE_BYTES),
-    "padding_ratio": _numeric(float, (0, 0), (1, -1)),
+    "padding_ratio": Field(float, 0, 1, open_ends=(1,)),
     "regime": _choice(*REGIMES),
     "borderline": _choice(True, False),
-    "margin": _numeric(float, (1, 0)),
-    "launch_ratio": _numeric(float, (0, 1)),
+    "margin": Field(float, 1),
+    "launch_ratio": Field(float, 0, open_ends=(0,)),
     "compute_share": SHARE,
     "attention_share": SHARE,
     "device_kind": _choice("cuda", "cpu"),
     "profile": WORDS,
 }
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What a rule asks of one field: a list of accepted `values`, or `comparisons` (name, bound) that must all hold."""
+
+    values: tuple[Any, ...] = ()
+    comparisons: tuple[tuple[str, Any], ...] = ()
+
+    def holds(self, value: Any) -> bool:
+        """Return whether the value satisfies the condition."""
+        if self.values:
+            return value in self.values
+        return all(OPS[op](value, bound) for op, bound in self.comparisons)
+
+    @property
+    def stated(self) -> tuple[Any, ...]:
+        """The values that the condition names. Its result changes only at these."""
+        return self.values or tuple(bound for _, bound in self.comparisons)
 
 
 def facts(shape: Shape, profile: Profile, classification: Classification) -> dict[str, Any]:
@@ -63,49 +100,57 @@ def facts(shape: Shape, profile: Profile, classification: Classification) -> dic
     return values
 
 
-def parse_condition(name: str, raw: Any) -> Allowed:
-    """Return the values a condition allows; raises `ValueError` saying what is wrong and what is accepted."""
-    if name not in FIELDS:
-        raise ValueError(f"no field is called {name!r}; fields: {', '.join(FIELDS)}")
+def corner_values(name: str, conditions: Iterable[Condition]) -> tuple[Any, ...]:
+    """Return values of a field that show every combination of results the conditions can give.
+
+    These are the stated values, their neighbours and the ends of the field. Between two of them no result changes.
+    """
     field = FIELDS[name]
-    numeric = field.kind in (int, float)
-    if isinstance(raw, dict):
-        comparisons = raw
+    stated = {value for condition in conditions for value in condition.stated}
+    if field.choices:
+        return field.choices
+    if not field.numeric:
+        return (*sorted(stated), OTHER_TEXT)
+    bounds = stated | {end for end in (field.low, field.high) if math.isfinite(end)}
+    if field.kind is int:
+        # The whole numbers around a bound, which may itself be a fraction.
+        found = {
+            near for bound in bounds for at in (math.floor(bound), math.ceil(bound)) for near in (at - 1, at, at + 1)
+        }
     else:
+        ordered = sorted(bounds)
+        between = {(low + high) / 2 for low, high in zip(ordered, ordered[1:], strict=False)}
+        found = bounds | between | {ordered[0] - 1, ordered[-1] + 1}
+    return tuple(sorted(filter(field.has, found)))
+
+
+def parse_condition(name: str, raw: Any) -> Condition:
+    """Return what a rule asks of a field; raises `ValueError` naming the fault and what is accepted."""
+    if name not in FIELDS:
+        meant = get_close_matches(name, FIELDS, n=1)
+        hint = f", did you mean {meant[0]!r}?" if meant else ";"
+        raise ValueError(f"no field is called {name!r}{hint} fields: {', '.join(FIELDS)}")
+    field = FIELDS[name]
+    if not isinstance(raw, dict):
         values = raw if isinstance(raw, list) else [raw]
         for value in values:
             _check_value(name, field, value)
         if not values:
             raise ValueError(f"{name}: the list is empty, so the rule could never match; name at least one value")
-        if not numeric:
-            return Allowed(words=frozenset(values))
-        return Allowed(spans=tuple(field.domain.spans[0].narrowed("eq", value) for value in values))
-
-    accepted = (*ORDER_OPS, *EQUALITY_OPS) if numeric else EQUALITY_OPS
-    if not comparisons:
+        return Condition(values=tuple(values))
+    accepted = (*ORDER_OPS, *EQUALITY_OPS) if field.numeric else EQUALITY_OPS
+    if not raw:
         raise ValueError(f"{name}: the table is empty; give at least one of {', '.join(accepted)}")
-    allowed = field.domain
-    for op, value in comparisons.items():
+    for op, value in raw.items():
         if op not in accepted:
             raise ValueError(f"{name}: no comparison is called {op!r}; accepted here: {', '.join(accepted)}")
         _check_value(name, field, value)
-        allowed = _narrowed(allowed, field, op, value)
-    return allowed
-
-
-def _narrowed(allowed: Allowed, field: Field, op: str, value: Any) -> Allowed:
-    if allowed.spans:
-        return Allowed(spans=(allowed.spans[0].narrowed(op, value),))
-    if op == "eq":
-        return Allowed(words=frozenset({value}) if allowed.contains(value) else frozenset())
-    if field.choices or not allowed.inverted:
-        return replace(allowed, words=allowed.words - {value})
-    return replace(allowed, words=allowed.words | {value})
+    return Condition(comparisons=tuple(raw.items()))
 
 
 def _check_value(name: str, field: Field, value: Any) -> None:
-    """Refuse a value of another type than the field's, or one the field can never have."""
-    if field.kind in (int, float):
+    """Refuse a value of another type than the field's, or a choice that the field does not have."""
+    if field.numeric:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             raise ValueError(f"{name}: {value!r} is not a number")
     elif field.choices:

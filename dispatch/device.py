@@ -1,8 +1,122 @@
-"""Which device is at hand, asked of NVIDIA's management library, so that torch need not be loaded."""
+"""The device at hand and its profile, found without torch.
+
+`auto` means one profile in every command: the one measured on this device and kept, else the shipped one. Kept
+profiles are in the state folder, one file per device.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+import time
+from pathlib import Path
+
+from rooflane.dispatch.profile import SI, Profile, ProfileError, read_profile
+
+DEVICES = Path(__file__).parent / "devices"
+CPU = "cpu"
+AUTO = "auto"
+VENDOR_PREFIXES = ("nvidia ", "tesla ")
+STATE_VARIABLE = "ROOFLANE_STATE_DIR"
+
+
+def state_dir() -> Path:
+    """Return the folder of what is kept between runs: `ROOFLANE_STATE_DIR`, or the user's own state folder."""
+    if chosen := os.environ.get(STATE_VARIABLE):
+        return Path(chosen)
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "rooflane"
+
+
+def load_profile(name_or_path: str | Path = AUTO, kind: str | None = None) -> Profile:
+    """Return a shipped profile by name in any case, a profile file by path, or for "auto" that of the device at hand.
+
+    `kind` ("cpu" or "cuda") picks the device that "auto" means; by default a usable GPU, else the CPU. Raises
+    `ProfileError` for an unknown name, a malformed file, or a GPU that no profile describes.
+    """
+    text = str(name_or_path)
+    if text.lower() == AUTO:
+        return device_profile(device_at_hand(kind))
+    if text.lower() in profile_names():
+        return read_profile(DEVICES / f"{text.lower()}.toml")
+    if text.endswith(".toml") or Path(text).is_file():
+        return read_profile(Path(text))
+    names = ", ".join(profile_names())
+    raise ProfileError(f"no profile is called {text!r}; there are: {AUTO}, {names}, or the path of a TOML file")
+
+
+def profile_names() -> list[str]:
+    """Return the names of the profiles that ship, sorted."""
+    return sorted(path.stem for path in DEVICES.glob("*.toml"))
+
+
+def device_at_hand(kind: str | None = None) -> str | None:
+    """Return the driver's name of the GPU at hand, or None for the CPU.
+
+    `kind` "cpu" asks for the CPU. Raises `ProfileError` when `kind` is "cuda" and no GPU can be used.
+    """
+    found = None if kind == CPU else device_name()
+    if kind == "cuda" and found is None:
+        raise ProfileError("no usable GPU was found, so `auto` has no CUDA profile; name one, such as h200")
+    return found
+
+
+def device_profile(gpu: str | None) -> Profile:
+    """Return the profile of a GPU by the driver's name, or of the CPU for None: the kept one, else the shipped one."""
+    path = kept_path(gpu)
+    if path.is_file():
+        return read_profile(path)
+    return host_profile() if gpu is None else match_profile(gpu)
+
+
+def match_profile(device: str) -> Profile:
+    """Return the shipped profile of the GPU that the driver calls `device`; raises `ProfileError` when none fits."""
+    wanted = _bare(device)
+    for name in profile_names():
+        profile = read_profile(DEVICES / f"{name}.toml")
+        if wanted in map(_bare, profile.match):
+            return profile
+    raise ProfileError(
+        f"no profile describes the device at hand, {device!r}; measure it with `rooflane probe --keep`, or name a "
+        f"profile (there are: {', '.join(profile_names())})"
+    )
+
+
+def host_profile() -> Profile:
+    """Return the shipped cpu profile with this machine's own memory."""
+    profile = read_profile(DEVICES / f"{CPU}.toml")
+    memory = host_memory_bytes()
+    if memory is None:
+        return profile
+    return profile.with_figure("memory", memory / SI["GB"], "measured", "physical memory of this machine")
+
+
+def kept_path(gpu: str | None = None) -> Path:
+    """Return where a device's measured profile is kept: one file a GPU model, or a CPU model and number of cores."""
+    name = host_name() if gpu is None else _bare(gpu)
+    return state_dir() / "profiles" / f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.toml"
+
+
+def keep_profile(profile: Profile, gpu: str | None = None) -> Path:
+    """Keep a measured profile as the meaning of `auto` on its device; return the file."""
+    path = kept_path(gpu)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Two runs may measure at once: each file appears whole.
+    draft = path.with_suffix(f".{os.getpid()}")
+    profile.save(draft)
+    draft.replace(path)
+    return path
+
+
+def kept_note(kind: str | None = None) -> str | None:
+    """Return one line that names the kept profile and its age if `auto` means one, else None."""
+    path = kept_path(device_at_hand(kind))
+    if not path.is_file():
+        return None
+    hours = (time.time() - path.stat().st_mtime) / 3600
+    age = f"{hours / 24:.0f} days" if hours >= 48 else f"{hours:.0f} hours" if hours >= 2 else "less than 2 hours"
+    busy = "" if read_profile(path).eager_dispatch.mark == "measured" else ", while other work ran"
+    return f"profile: measured on this device {age} ago{busy} ({path}); `rooflane probe --keep` measures it again"
 
 
 def device_name() -> str | None:
@@ -37,9 +151,28 @@ def device_name() -> str | None:
     return name.decode() if isinstance(name, bytes) else name
 
 
+def host_name() -> str:
+    """Return this host's processor and the number of cores that this process may use."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{names[0] if names else 'CPU'}, {cores} cores"
+
+
 def host_memory_bytes() -> int | None:
-    """Return this machine's physical memory, or None where the system does not tell."""
+    """Return this machine's physical memory, or None where the system does not report it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
         return None
+
+
+def _bare(device: str) -> str:
+    """Return the device's name in lower case without the vendor's prefixes, which vary with the driver."""
+    name = device.lower()
+    for prefix in VENDOR_PREFIXES:
+        name = name.removeprefix(prefix)
+    return name.strip()

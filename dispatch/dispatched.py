@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import asdict, fields, replace
-from typing import Any
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,27 +14,73 @@ from torch import Tensor, nn
 from rooflane.baseline import config_of, torch_dtype
 from rooflane.dispatch.adapters.checks import drops
 from rooflane.dispatch.adapters.mapping import Call
-from rooflane.dispatch.built import Built, BuiltForwards, Key
-from rooflane.dispatch.errors import OptimizeError, Unserved
-from rooflane.dispatch.profile import Profile, ProfileError, host_profile, match_profile
-from rooflane.dispatch.request import Request, Sizes
+from rooflane.dispatch.device import device_profile
+from rooflane.dispatch.profile import Profile, ProfileError
+from rooflane.dispatch.request import OptimizeError, Request, Sizes, Unserved
 from rooflane.dispatch.route import Route, RouteError, route
 from rooflane.families import registry
 from rooflane.shapes import DTYPE_BYTES, Shape, ShapeError
+
+if TYPE_CHECKING:
+    from rooflane.families.spec import Forward
 
 DTYPE_NAMES = {torch_dtype(name): name for name in DTYPE_BYTES}
 SHARED = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set")
 
 
+# (batch_size, seq_len, causal)
+Key = tuple[int, int, bool]
+
+
+@dataclass(frozen=True)
+class Built:
+    """A forward and the route that chose it; or, with `forward` None, the reason why there is none."""
+
+    forward: Forward | None
+    route: Route | None = None
+    reason: str = ""
+
+
+class BuiltForwards:
+    """Hold at most `size` forwards; each keeps packed weights and, on CUDA, graphs of its own."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._entries: OrderedDict[Key, Built] = OrderedDict()
+
+    def get(self, key: Key) -> Built | None:
+        """Return the entry and note its use."""
+        entry = self._entries.get(key)
+        if entry is not None:
+            self._entries.move_to_end(key)
+        return entry
+
+    def put(self, key: Key, entry: Built) -> None:
+        """Add an entry; what is pushed out may still run on the device, so that is awaited before its memory goes."""
+        self._entries[key] = entry
+        if len(self._entries) > self.size:
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()
+            self._entries.popitem(last=False)
+
+    def keys(self) -> list[Key]:
+        """Return the keys, least recently used first."""
+        return list(self._entries)
+
+    def __getstate__(self) -> dict[str, object]:
+        """Leave the forwards out of copies and pickles: they hold graphs and device memory of their own."""
+        return {"size": self.size, "_entries": OrderedDict()}
+
+
 def profile_of(device: torch.device) -> Profile:
     """Return the profile of a torch device; raises `ProfileError` when there is none."""
     if device.type == "cpu":
-        return host_profile()
+        return device_profile(None)
     if device.type != "cuda":
         raise ProfileError(f"no profile describes devices of type {device.type!r}; use cuda or cpu")
     if not torch.cuda.is_available():
         raise ProfileError(f"the device asked for is {device}, but torch finds no CUDA device; use cpu")
-    return match_profile(torch.cuda.get_device_name(device))
+    return device_profile(torch.cuda.get_device_name(device))
 
 
 class Dispatched(nn.Module):
@@ -190,7 +237,7 @@ class Dispatched(nn.Module):
         return f"{(*key[:2], self._sizes.d_model)}{how}"
 
     def _move(self, x: Tensor) -> None:
-        """Look at the weights again for an x of another dtype or device; drop what was built for the old ones."""
+        """Check the weights again for an x of another dtype or device; drop what was built for the old ones."""
         weight = next(self._model.parameters())
         if weight.device != x.device:
             raise Unserved("device", f"x is on {x.device}, the weights are on {weight.device}")
@@ -239,7 +286,7 @@ class Dispatched(nn.Module):
         return super().train(mode)
 
     def __getattr__(self, name: str) -> Any:
-        """Look up what this module lacks in the one it stands for."""
+        """Look up what this module lacks in the module it replaces."""
         try:
             return super().__getattr__(name)
         except AttributeError:

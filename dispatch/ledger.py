@@ -21,9 +21,9 @@ class Op:
     """One op of the forward.
 
     `kind` is matmul, norm, softmax, pointwise, layout (a strided copy made contiguous) or memcpy (a device-to-device
-    copy, no kernel). `layer` is None behind the last layer. `flops` counts matrix products only, two per
-    multiply-add: pointwise arithmetic hides behind its bytes. `special` counts exp and erf evaluations. `bytes` reads
-    each operand once and writes each result once.
+    copy, no kernel). `layer` is None after the last layer. `flops` counts matrix products only, two per
+    multiply-add: pointwise arithmetic takes less time than its bytes. `special` counts exp and erf evaluations.
+    `bytes` reads each operand once and writes each result once.
     """
 
     name: str
@@ -84,7 +84,7 @@ def ledger(shape: Shape, masked: bool = True) -> Ledger:
 
 
 def weight_bytes(shape: Shape) -> int:
-    """Return the bytes of all parameters in the model's dtype: 4 D^2 + 2 D F + 9 D + F a layer, and 2 D behind."""
+    """Return the bytes of all parameters in the model's dtype: 4 D^2 + 2 D F + 9 D + F a layer, and 2 D at the end."""
     d, f = shape.d_model, shape.ffn_dim
     return (shape.num_layers * (4 * d * d + 2 * d * f + 9 * d + f) + 2 * d) * shape.dtype_bytes
 
@@ -96,7 +96,7 @@ def peak_bytes(shape: Shape) -> int:
     Tensors alive inside a layer: the caller's input, the layer's input (the same tensor in the first layer), the
     normed input and q, k, v. On top of those come, in attention, two live score tensors and the context (8 bytes a
     score element in float32), or the half scores, their float32 copy and the float32 softmax (10 bytes) in half
-    precision, and the S x S causal mask; or, behind it, two activations. The feed-forward holds its input and both
+    precision, and the S x S causal mask; or, after it, two activations. The feed-forward holds its input and both
     sides of the GELU. Allocator rounding and library workspaces come on top and are not counted.
     """
     b = shape.dtype_bytes
@@ -144,7 +144,7 @@ def _norm(shape: Shape, layer: int | None, name: str) -> Op:
 
 
 def _token_fill(shape: Shape, layer: int | None, name: str) -> list[Op]:
-    """Return the zeroing of padded rows: the mask inverted afresh, then an out-of-place fill."""
+    """Return the zeroing of padded rows: the mask inverted again, then an out-of-place fill."""
     keys = shape.tokens * BOOL_BYTES
     activation = shape.tokens * shape.d_model * shape.dtype_bytes
     return [

@@ -1,51 +1,39 @@
-"""What is wrong with a rule table: one finding for each fault, with its file and line."""
+"""Faults of a rule table: one finding for each fault, with its file and line."""
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from difflib import get_close_matches
+from itertools import product
+from typing import Any
 
 from pydantic import ValidationError
 
-from rooflane.dispatch.allowed import Allowed
-from rooflane.dispatch.conditions import FIELDS
-from rooflane.dispatch.rules import Rule
+from rooflane.dispatch.conditions import FIELDS, Condition, corner_values, parse_condition
+from rooflane.dispatch.rules import LintFinding, Rule, RuleTable, Severity
 from rooflane.dispatch.toml_source import complaints
 from rooflane.families import FamilySpec, registry
 from rooflane.families.option_values import option_fault
 
-if TYPE_CHECKING:
-    from rooflane.dispatch.rules import RuleTable
-
-Severity = Literal["error", "warning"]
 CATCH_ALL = "a row with `when = {}` as the last one"
-# What is left of a row behind many others may fall into many parts; past this it is taken to be reachable.
-MOST_PARTS = 500
+# Up to this many cases are tried one by one; of more, this many are drawn with a fixed seed.
+MOST_CASES = 4096
+SEED = 0
 
 
-@dataclass(frozen=True)
-class LintFinding:
-    """One thing wrong with a row; an error makes the table unusable, a warning marks a row that may never act."""
-
-    kind: str
-    severity: Severity
-    rule: str
-    where: str
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.where}: {self.message}"
-
-
-def lint(table: RuleTable) -> list[LintFinding]:
-    """Return what is wrong with a table, in the order of its rows, one finding a fault.
+def lint(table: RuleTable, warnings: bool = True) -> list[LintFinding]:
+    """Return the faults of a table in the order of its rows, one finding each; without `warnings`, the errors alone.
 
     Errors: malformed, duplicate-name, unknown-family, unknown-option, bad-option, missing-catch-all. Warnings:
-    impossible (conditions contradict each other), unreachable (behind a row that matches everything), shadowed
-    (wherever the row matches, earlier ones do): such a row acts only where an earlier row's family refuses the shape;
-    overlap (two rows share a part neither is meant to hold); hides-ours (the user's rows match everything). Rows are
-    held against those of their own file: that a row of the user's goes before ours is what it is for.
+    impossible (the conditions contradict each other), unreachable (after a row that matches everything), shadowed
+    (earlier rows match wherever this one does, so it acts only where their families refuse), overlap (two rows share
+    cases by accident), hides-ours (the user's rows match everything). Each file's rows are compared with rows of the
+    same file: the user's rows are meant to act before the shipped ones.
+
+    Rows are compared on cases built from the values they state, the neighbours of these values and the ends of each
+    field. Fields vary independently, so a case may combine values that no shape has.
     """
     findings = list(table.faults)
     families = registry.load_families()
@@ -53,163 +41,215 @@ def lint(table: RuleTable) -> list[LintFinding]:
         sound: list[tuple[Rule, int]] = []
         for index in range(first, last):
             rule = table.rules[index]
-            # Of a row in error the errors alone are told, and it hides no other: it may not stay as it is.
+            # A row in error has to change, so it gets no warning and hides no other row.
             wrong = list(_row_errors(rule, table.rules[first:index], families))
-            for kind, severity, message in wrong or _row_warnings(rule, sound):
+            for kind, severity, message in wrong or (_row_warnings(rule, sound) if warnings else ()):
                 text = f"rule {rule.name!r} {message}"
                 findings.append(LintFinding(kind, severity, rule.name, table.where(index), text))
             if not wrong:
                 sound.append((rule, table.lines[index]))
-    findings += _check_end(table)
+    findings += _missing_end(table)
+    if warnings:
+        findings += _hidden_shipped(table)
     return sorted(findings, key=lambda finding: _position(finding, table))
 
 
 def read_row(row: dict[str, Any], where: Callable[[str], str]) -> tuple[Rule | None, list[LintFinding]]:
-    """Return the row as a rule, or None and what is wrong with it; `where` tells the file and line of a key's path."""
+    """Return the row as a rule, or None and all its faults; `where` returns the file and line of a key's path."""
     try:
         return Rule.model_validate(row), []
     except ValidationError as error:
         found = {".".join(map(str, place)): sentence for place, sentence in complaints(error)}
-    named = row["name"] if isinstance(row.get("name"), str) else ""
-    subject = f"rule {named!r}" if named else "an unnamed rule"
-    # A key with a slip in it is unknown and missing at once: that is one fault.
+    name, when, family, options = (row.get(key) for key in ("name", "when", "family", "options"))
+    name = name if isinstance(name, str) else ""
+    subject = f"rule {name!r}" if name else "an unnamed rule"
+    if isinstance(when, dict) and found.pop("when", None):
+        found |= {f"when.{field}": fault for field, fault in _condition_faults(when)}
+    # A misspelt key is unknown and missing at once: that is one fault.
     for key in [key for key in row if key not in Rule.model_fields]:
-        meant = _closest(key, [name for name in Rule.model_fields if name not in row])
+        meant = _closest(key, [field for field in Rule.model_fields if field not in row])
         if meant:
             found.pop(meant, None)
         found[key] = f"no key has this name{f', did you mean {meant!r}?' if meant else ''}"
-    keys = ", ".join(Rule.model_fields)
-    return None, [
-        LintFinding("malformed", "error", named, where(place), f"{subject}: {place}: {sentence}; a row has {keys}")
+    keys = f"; a row has {', '.join(Rule.model_fields)}"
+    faults = [
+        LintFinding(
+            "malformed",
+            "error",
+            name,
+            where(place),
+            f"{subject}: {place.partition('.')[0]}: {sentence}{'' if place.startswith('when.') else keys}",
+        )
         for place, sentence in found.items()
     ]
+    if isinstance(family, str) and family:
+        known = registry.load_families()
+        for kind, severity, message in _family_errors(family, options if isinstance(options, dict) else {}, known):
+            faults.append(LintFinding(kind, severity, name, where("family"), f"{subject} {message}"))
+    return None, faults
 
 
-def _row_warnings(rule: Rule, earlier: Sequence[tuple[Rule, int]]) -> Iterator[tuple[str, Severity, str]]:
-    """Yield what may be wrong with a row behind others, given with their lines, as (kind, severity, sentence's end)."""
-    if rule.impossible:
-        yield "impossible", "warning", f"can never match: what it asks of {rule.impossible} contradicts itself"
-    elif hidden := _hidden(rule, [other for other, _ in earlier]):
-        yield hidden
-    else:
-        for other, line in earlier:
-            if part := _accident(other, rule):
-                place = " and ".join(f"{name} {allowed}" for name, allowed in part.items())
-                yield (
-                    "overlap",
-                    "warning",
-                    f"overlaps {other.name!r} (line {line}): where {place} both match, and {other.name!r} sends the "
-                    f"shape to {other.family}; move a bound, or give that part a row of its own",
-                )
+def _condition_faults(when: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for field, raw in when.items():
+        try:
+            parse_condition(field, raw)
+        except ValueError as error:
+            yield field, str(error)
 
 
 def _row_errors(
     rule: Rule, earlier: Sequence[Rule], families: dict[str, FamilySpec]
 ) -> Iterator[tuple[str, Severity, str]]:
+    """Yield the errors of a row as (kind, severity, end of the sentence)."""
     if any(rule.name == other.name for other in earlier):
         yield "duplicate-name", "error", "has the name of an earlier row; give it its own"
-    if rule.family not in families:
-        meant = _closest(rule.family, families)
+    yield from _family_errors(rule.family, rule.options, families)
+
+
+def _family_errors(
+    family: str, options: dict[str, Any], families: dict[str, FamilySpec]
+) -> Iterator[tuple[str, Severity, str]]:
+    """Yield an unknown family, or the options that a family does not take."""
+    if family not in families:
+        meant = _closest(family, families)
         hint = f", did you mean {meant!r}?" if meant else ";"
-        yield "unknown-family", "error", f"names the unknown family {rule.family!r}{hint} there are: {_names(families)}"
+        yield "unknown-family", "error", f"names the unknown family {family!r}{hint} there are: {_names(families)}"
         return
-    known = families[rule.family].options
-    for option in rule.options.keys() - known.keys():
+    known = families[family].options
+    for option in options.keys() - known.keys():
         takes = _names(known) or "no option"
-        yield "unknown-option", "error", f"sets the unknown option {option!r}; {rule.family} takes: {takes}"
-    for option, value in rule.options.items():
-        if wanted := option_fault(families[rule.family], option, value):
+        yield "unknown-option", "error", f"sets the unknown option {option!r}; {family} takes: {takes}"
+    for option, value in options.items():
+        if wanted := option_fault(families[family], option, value):
             yield "bad-option", "error", f"sets {option} to {value!r}; it must be {wanted}"
+
+
+def _row_warnings(rule: Rule, earlier: Sequence[tuple[Rule, int]]) -> Iterator[tuple[str, Severity, str]]:
+    """Yield the warnings of a row after others, given with their lines, as (kind, severity, end of the sentence)."""
+    if rule.impossible:
+        yield "impossible", "warning", f"can never match: its conditions on {rule.impossible} contradict each other"
+    elif hidden := _hidden(rule, [other for other, _ in earlier]):
+        yield hidden
+    else:
+        for other, line in earlier:
+            if shared := _accident(other, rule):
+                example = " and ".join(f"{name} = {_text(value)}" for name, value in shared.items())
+                yield (
+                    "overlap",
+                    "warning",
+                    f"overlaps {other.name!r} (line {line}): both match where, for example, {example}, and "
+                    f"{other.name!r} sends the shape to {other.family}; move a bound, or give that part its own row",
+                )
 
 
 def _hidden(rule: Rule, earlier: Sequence[Rule]) -> tuple[str, Severity, str] | None:
     """Return the finding for a row that matches only where earlier ones do, or None."""
-    cover = next((other for other in earlier if other.covers(rule)), None)
+    cover = next((other for other in earlier if _covers(other, rule)), None)
     if cover is not None:
         same = (cover.family, cover.options) == (rule.family, rule.options)
         effect = "it can be removed" if same else f"it acts only where {cover.family} refuses the shape"
         if cover.catches_all:
-            return "unreachable", "warning", f"stands behind {cover.name!r}, which matches everything: {effect}"
+            return "unreachable", "warning", f"comes after {cover.name!r}, which matches everything: {effect}"
         return "shadowed", "warning", f"matches only where {cover.name!r} already does: {effect}"
-    # A last row for everything is asked for even where the rows before it leave nothing: it is where refusals end.
-    if rule.catches_all or parts_left(rule, earlier):
+    # The last row for everything is required even where earlier rows leave no shape: refused shapes end there.
+    if rule.catches_all or acts(rule, earlier):
         return None
-    names = " and ".join(repr(other.name) for other in earlier if _meets(other, rule))
-    return "shadowed", "warning", f"matches only where {names} together already do; it acts where their families refuse"
+    names = " and ".join(repr(other.name) for other in earlier if _shared_values(other, rule) is not None)
+    return "shadowed", "warning", f"matches only where {names} together do; it acts where their families refuse"
 
 
-def parts_left(rule: Rule, earlier: Iterable[Rule]) -> bool:
-    """Return whether the row matches anything that no earlier row matches.
+def acts(rule: Rule, earlier: Sequence[Rule]) -> bool:
+    """Return whether some case matches the row and no earlier one.
 
-    Fields count as independent: a False is always right, a True may rest on values that never occur together.
+    With more than `MOST_CASES` combinations only a sample is tried, and a row that acts in a rare one may get False.
     """
-    parts = [dict(rule.conditions)]
-    for other in earlier:
-        parts = [piece for part in parts for piece in _without(part, other)]
-        if not parts:
+    rules = (rule, *(other for other in earlier if _shared_values(other, rule) is not None))
+    conditions: dict[str, list[Condition]] = {}
+    for name in dict.fromkeys(name for one in rules for name in one.conditions):
+        conditions[name] = [one.conditions[name] for one in rules if name in one.conditions]
+    pools = {name: _cells(name, asked) for name, asked in conditions.items()}
+    for name, condition in rule.conditions.items():
+        pools[name] = tuple(filter(condition.holds, pools[name]))
+    return any(all(other.mismatch(case) for other in rules[1:]) for case in _cases(pools))
+
+
+def _cells(name: str, conditions: Sequence[Condition]) -> tuple[Any, ...]:
+    """Return one value of a field for each combination of results that the conditions give."""
+    found: dict[tuple[bool, ...], Any] = {}
+    for value in corner_values(name, conditions):
+        found.setdefault(tuple(condition.holds(value) for condition in conditions), value)
+    return tuple(found.values())
+
+
+def _cases(pools: dict[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
+    """Yield every combination of the fields' values, or a sample of too many."""
+    if math.prod(map(len, pools.values())) <= MOST_CASES:
+        for values in product(*pools.values()):
+            yield dict(zip(pools, values, strict=True))
+        return
+    draw = random.Random(SEED)
+    for _ in range(MOST_CASES):
+        yield {name: draw.choice(pool) for name, pool in pools.items()}
+
+
+def _covers(wide: Rule, narrow: Rule) -> bool:
+    """Return whether one row matches wherever the other does, compared field by field."""
+    for name, condition in wide.conditions.items():
+        other = narrow.conditions.get(name)
+        values = corner_values(name, [condition] if other is None else [condition, other])
+        if not all(condition.holds(value) for value in values if other is None or other.holds(value)):
             return False
-        if len(parts) > MOST_PARTS:
-            return True
     return True
 
 
-def _without(part: dict[str, Allowed], rule: Rule) -> Iterator[dict[str, Allowed]]:
-    """Yield what a rule leaves of a part, in pieces that do not meet."""
-    inside = dict(part)
-    for name, allowed in rule.conditions.items():
-        mine = inside.get(name, FIELDS[name].domain)
-        outside = mine.without(allowed)
-        if not outside.empty:
-            yield inside | {name: outside}
-        inside[name] = mine.common(allowed)
-        if inside[name].empty:
-            return
+def _shared_values(first: Rule, second: Rule) -> dict[str, list[Any]] | None:
+    """Return, for each field that both rows name, the corner values they both take; None where a field has none."""
+    shared = {}
+    for name in first.conditions.keys() & second.conditions.keys():
+        asked = (first.conditions[name], second.conditions[name])
+        shared[name] = [value for value in corner_values(name, asked) if all(one.holds(value) for one in asked)]
+        if not shared[name]:
+            return None
+    return shared
 
 
-def _meets(first: Rule, second: Rule) -> bool:
-    names = first.conditions.keys() | second.conditions.keys()
-    return not any(first.allows(name).common(second.allows(name)).empty for name in names)
+def _accident(earlier: Rule, later: Rule) -> dict[str, Any] | None:
+    """Return an example of what two rows seem to share by accident, as values by field, or None.
 
-
-def _accident(earlier: Rule, later: Rule) -> dict[str, Allowed] | None:
-    """Return the part two rows share by the look of it unmeant, or None.
-
-    Rows of a ladder may meet: each asks another question, or the later one holds the earlier. Two that ask about the
-    same fields and share a part, or whose bounds meet in one value, look like a slip.
+    Rows of a ladder may overlap: each names another field, or the later row holds the earlier one. Two rows on the
+    same fields that overlap in part, or whose bounds meet in one value, look like a mistake.
     """
     same_result = (earlier.family, earlier.options) == (later.family, later.options)
-    if same_result or later.covers(earlier) or earlier.impossible or not _meets(earlier, later):
+    if same_result or earlier.impossible or _covers(later, earlier):
         return None
-    shared = [name for name in earlier.conditions if name in later.conditions]
-    common = {name: earlier.allows(name).common(later.allows(name)) for name in shared}
+    shared = _shared_values(earlier, later)
+    if shared is None:
+        return None
+    named = [name for name in earlier.conditions if name in shared]
     if earlier.conditions.keys() == later.conditions.keys():
-        return {name: part for name, part in common.items() if not (part.covers(FIELDS[name].domain))}
-    touching = {name: part for name, part in common.items() if _touches(earlier.allows(name), later.allows(name), part)}
-    return touching or None
+        limited = [name for name in named if set(shared[name]) != set(_all_values(name, earlier, later))]
+        return {name: shared[name][0] for name in limited}
+    return {name: shared[name][0] for name in named if _touch(name, earlier, later, shared[name])} or None
 
 
-def _touches(first: Allowed, second: Allowed, common: Allowed) -> bool:
-    """Return whether two spans share one value alone, the end of both."""
-    if not (len(first.spans) == len(second.spans) == len(common.spans) == 1):
+def _all_values(name: str, first: Rule, second: Rule) -> tuple[Any, ...]:
+    return corner_values(name, (first.conditions[name], second.conditions[name]))
+
+
+def _touch(name: str, first: Rule, second: Rule, shared: Sequence[Any]) -> bool:
+    """Return whether two ranges have one number in common, the end of both."""
+    both = (first.conditions[name], second.conditions[name])
+    if len(shared) != 1 or not FIELDS[name].numeric or any(condition.values for condition in both):
         return False
-    point, ends = common.spans[0], (first.spans[0], second.spans[0])
-    return point.low[0] == point.high[0] and not any(span.low == span.high for span in ends)
+    # One corner value can stand for an interval of real numbers; a bound of both is a single point.
+    if FIELDS[name].kind is float and not all(shared[0] in condition.stated for condition in both):
+        return False
+    return all(sum(map(condition.holds, _all_values(name, first, second))) > 1 for condition in both)
 
 
-def _check_end(table: RuleTable) -> Iterator[LintFinding]:
-    """Yield a missing catch-all, or that the user's rows leave none of ours in use."""
-    layers = table.layers()
-    if len(layers) == 2:
-        first, last = layers[0]
-        for index in range(first, last):
-            everything = Rule.model_construct(name="", when={}, family="", options={}, because="")
-            if not parts_left(everything, table.rules[first : index + 1]):
-                message = (
-                    f"rule {table.rules[index].name!r} leaves no shape to the {len(table.rules) - last} shipped rules "
-                    "behind it: they act only where its family refuses; say `replace = true` on top if that is meant"
-                )
-                yield LintFinding("hides-ours", "warning", table.rules[index].name, table.where(index), message)
-                return
+def _missing_end(table: RuleTable) -> Iterator[LintFinding]:
+    """Yield the lack of a catch-all at the end of a table that stands alone."""
+    if len(table.layers()) == 2:
         return
     unread = {fault.where for fault in table.faults}
     ends_unread = any(int(where.rpartition(":")[2]) > max(table.lines, default=0) for where in unread)
@@ -221,6 +261,23 @@ def _check_end(table: RuleTable) -> Iterator[LintFinding]:
     yield LintFinding("missing-catch-all", "error", name, where, message)
 
 
+def _hidden_shipped(table: RuleTable) -> Iterator[LintFinding]:
+    """Yield that the user's rows leave no shape to the shipped ones."""
+    layers = table.layers()
+    if len(layers) < 2:
+        return
+    first, last = layers[0]
+    everything = Rule.model_construct(name="", when={}, family="", options={}, because="")
+    for index in range(first, last):
+        if not acts(everything, table.rules[first : index + 1]):
+            message = (
+                f"rule {table.rules[index].name!r} leaves no shape to the {len(table.rules) - last} shipped rules "
+                "after it: they act only where its family refuses; write `replace = true` at the top if that is meant"
+            )
+            yield LintFinding("hides-ours", "warning", table.rules[index].name, table.where(index), message)
+            return
+
+
 def _position(finding: LintFinding, table: RuleTable) -> tuple[bool, int, bool]:
     """Return where a finding belongs in the list: the user's file first, by line, the end's last."""
     file, _, line = finding.where.rpartition(":")
@@ -228,10 +285,12 @@ def _position(finding: LintFinding, table: RuleTable) -> tuple[bool, int, bool]:
 
 
 def _closest(name: str, known: Iterable[str]) -> str | None:
-    from difflib import get_close_matches
-
     return next(iter(get_close_matches(name, list(known), n=1)), None)
 
 
 def _names(names: Iterable[str]) -> str:
     return ", ".join(sorted(names))
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)

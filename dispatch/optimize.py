@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rooflane.dispatch.adapters import BlockMapping, find_adapter
-from rooflane.dispatch.errors import OptimizeError, Unserved
 from rooflane.dispatch.profile import Profile
-from rooflane.dispatch.request import Request
-from rooflane.dispatch.rules import RuleTable, load_rules
+from rooflane.dispatch.request import OptimizeError, Request, Unserved
+from rooflane.dispatch.rule_files import load_rules
+from rooflane.dispatch.rules import RuleTable
 from rooflane.shapes import Shape, ShapeError
 
 if TYPE_CHECKING:
@@ -59,6 +59,11 @@ def optimize(
         raise OptimizeError(f"mapping is a {type(mapping).__name__}; give a BlockMapping, such as GPT2_BLOCK")
     if not isinstance(shape, (Shape, torch.Tensor, list, tuple)):
         raise OptimizeError(f"shape is a {type(shape).__name__}; give a Shape, an example input, or a list of either")
+    if isinstance(shape, (list, tuple)) and any(isinstance(one, int) for one in shape):
+        raise OptimizeError(
+            f"shape is {shape!r}; sizes alone leave out heads and layers: give a rooflane Shape, or an example input "
+            "such as torch.empty(B, S, D)"
+        )
     asked = [shape] if isinstance(shape, (Shape, torch.Tensor)) else list(shape)
     if not asked or len(asked) > cache_size:
         raise OptimizeError(

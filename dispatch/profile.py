@@ -8,12 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from rooflane.dispatch.device import device_name, host_memory_bytes
 from rooflane.dispatch.toml_source import complaints, header_lines, read_toml
 
-DEVICES = Path(__file__).parent / "devices"
-CPU = "cpu"
-AUTO = "auto"
 SI = {
     "TFLOP/s": 1e12,
     "TB/s": 1e12,
@@ -25,12 +21,11 @@ SI = {
     "count": 1,
     "USD/h": 1,
 }
-VENDOR_PREFIXES = ("nvidia ", "tesla ")
 Mark = Literal["measured", "datasheet", "assumed"]
 
 
 class ProfileError(ValueError):
-    """A profile that is unknown or malformed; the text says what, where and how to mend it."""
+    """A profile that is unknown or malformed; the text says what is wrong, where, and how to fix it."""
 
 
 class Figure(BaseModel):
@@ -50,7 +45,7 @@ class Figure(BaseModel):
 
 
 def _in(unit: str, positive: bool = True) -> type[Figure]:
-    """Return the type of a figure that must be stated in one unit, so that a slip cannot scale a verdict."""
+    """Return the type of a figure that must be stated in one unit, so that a wrong unit cannot scale a verdict."""
 
     def check(figure: Figure) -> Figure:
         if figure.unit != unit:
@@ -176,60 +171,8 @@ class Profile(BaseModel):
         Path(path).write_text(self.to_toml(), encoding="utf-8")
 
 
-def profile_names() -> list[str]:
-    """Return the names of the profiles that ship, sorted."""
-    return sorted(path.stem for path in DEVICES.glob("*.toml"))
-
-
-def load_profile(name_or_path: str | Path = AUTO) -> Profile:
-    """Return a shipped profile by name, a profile file by path, or for "auto" that of the device at hand.
-
-    Without a usable NVIDIA GPU "auto" is the cpu profile with this machine's own memory. Raises `ProfileError` for
-    an unknown name, a malformed file, or a GPU no profile matches.
-    """
-    text = str(name_or_path)
-    if text == AUTO:
-        found = device_name()
-        return match_profile(found) if found else host_profile()
-    if text in profile_names():
-        return _read(DEVICES / f"{text}.toml")
-    if text.endswith(".toml") or Path(text).is_file():
-        return _read(Path(text))
-    names = ", ".join(profile_names())
-    raise ProfileError(f"no profile is called {text!r}; there are: {AUTO}, {names}, or the path of a TOML file")
-
-
-def match_profile(device: str) -> Profile:
-    """Return the shipped profile of the device the driver calls `device`; raises `ProfileError` when none is."""
-    wanted = _bare(device)
-    for name in profile_names():
-        profile = _read(DEVICES / f"{name}.toml")
-        if wanted in map(_bare, profile.match):
-            return profile
-    raise ProfileError(
-        f"no profile describes the device at hand, {device!r}; measure it with `rooflane probe` and pass the file it "
-        f"writes as the profile (there are: {', '.join(profile_names())})"
-    )
-
-
-def host_profile() -> Profile:
-    """Return the cpu profile with this machine's own memory."""
-    profile = _read(DEVICES / f"{CPU}.toml")
-    memory = host_memory_bytes()
-    if memory is None:
-        return profile
-    return profile.with_figure("memory", memory / SI["GB"], "measured", "physical memory of this machine")
-
-
-def _bare(device: str) -> str:
-    """Return the device's name in lower case without the vendor's prefixes, which vary with the driver."""
-    name = device.lower()
-    for prefix in VENDOR_PREFIXES:
-        name = name.removeprefix(prefix)
-    return name.strip()
-
-
-def _read(path: Path) -> Profile:
+def read_profile(path: Path) -> Profile:
+    """Return the profile of a TOML file; raises `ProfileError` with its file, line and field."""
     data, text = read_toml(path, ProfileError)
     try:
         return Profile.model_validate(data)

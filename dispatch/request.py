@@ -1,4 +1,4 @@
-"""What optimize() is asked, and what a module fixes of every request. No torch."""
+"""The request of optimize(), and the errors of a module, shape or call that does not fit. No torch."""
 
 from __future__ import annotations
 
@@ -10,6 +10,18 @@ from rooflane.dispatch.rules import RuleTable
 
 if TYPE_CHECKING:
     import torch
+
+
+class OptimizeError(ValueError):
+    """A module, shape or call that cannot be dispatched; the text says what differs and how to fix it."""
+
+
+class Unserved(Exception):
+    """A call that no built forward takes; `about` names the kind of obstacle, which is warned of once."""
+
+    def __init__(self, about: str, reason: str) -> None:
+        super().__init__(reason)
+        self.about = about
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from rooflane.dispatch.classify import Classification, classify
 from rooflane.dispatch.conditions import facts
 from rooflane.dispatch.profile import Profile
 from rooflane.dispatch.rules import Rule, RuleTable
+from rooflane.dispatch.units import duration, size
 from rooflane.families import FamilySpec, registry
 from rooflane.shapes import Shape
 
@@ -117,14 +118,14 @@ def refusal(
     spec: FamilySpec, shape: Shape, profile: Profile, options: dict[str, Any], *, final_norm: bool = True
 ) -> str | None:
     """Return why the family cannot build the shape on the device, or None when it can."""
-    if not final_norm and not getattr(spec, "final_norm_optional", False):
+    if not final_norm and not spec.final_norm_optional:
         return "it always ends with a LayerNorm, and the model has none"
     reason = spec.supports(shape, profile)
     if reason is not None:
         return reason
     needed = spec.peak_bytes(shape, profile, **options)
     if needed > profile.memory_bytes:
-        return f"needs {needed / 1e9:.2f} GB, {profile.name} has {profile.memory_bytes / 1e9:.1f} GB"
+        return f"needs {size(needed)}, {profile.name} has {size(profile.memory_bytes)}"
     return None
 
 
@@ -137,5 +138,5 @@ def _passed_over(spec: FamilySpec, shape: Shape, profile: Profile, rule: Rule, f
     return Rejection("family", spec.name, reason)
 
 
-def _cost(seconds: float, size: int) -> str:
-    return f"{seconds * 1e3:.4g} ms and {size / 1e9:.3g} GB predicted"
+def _cost(seconds: float, count: int) -> str:
+    return f"{duration(seconds)} and {size(count)} predicted"

@@ -1,43 +1,22 @@
-"""Rows as TOML text, and their insertion into a table that keeps its comments and its order."""
+"""Rows from a command line, and their insertion into a table that keeps its comments and its order."""
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 from rooflane.dispatch.conditions import FIELDS
-from rooflane.dispatch.rules import Rule, RuleError, RuleTable, checked, parse_rules
+from rooflane.dispatch.rule_files import checked, parse_rules
+from rooflane.dispatch.rules import RuleError, RuleTable, row_text
 
 COMPARISON = re.compile(r"\s*(\w+)\s*(<=|>=|!=|==|=|<|>)\s*(.*?)\s*")
 OPS = {"<": "lt", "<=": "le", ">": "gt", ">=": "ge", "!=": "ne"}
-BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 HEADER = """\
 # Rules of your own, tried from the top, before the shipped ones (`rooflane rules list` shows all of them).
 # A row with the name of a shipped one takes that one out of use; `replace = true` as the first line takes out all.
 # Fields: {fields}
 """
-
-
-def row_text(row: dict[str, Any]) -> str:
-    """Return a row as TOML, its keys in the order of the shipped table."""
-    lines = [f"{key} = {toml_value(row[key])}" for key in Rule.model_fields if key != "options" or row.get(key)]
-    return "\n".join(["[[rule]]", *lines]) + "\n"
-
-
-def toml_value(value: Any) -> str:
-    """Return a plain value as TOML."""
-    if isinstance(value, dict):
-        keys = (key if BARE_KEY.fullmatch(key) else toml_value(key) for key in value)
-        inner = ", ".join(f"{key} = {toml_value(part)}" for key, part in zip(keys, value.values(), strict=True))
-        return f"{{ {inner} }}" if inner else "{}"
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(toml_value, value))}]"
-    if isinstance(value, str):
-        # A JSON string is a TOML one, but for DEL.
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return json.dumps(value)
 
 
 def parse_when(texts: list[str]) -> dict[str, Any]:

@@ -1,29 +1,31 @@
-"""The rule table: which family serves which shape, read from TOML and checked before it is used.
+"""A rule table as data: its rows, where each stands, and its text.
 
-A table of the user's is laid over ours: its rows are tried first, ours follow. Where it is found: the file named by the
-caller, else the environment's ROOFLANE_RULES, else `[tool.rooflane] rules` in the nearest pyproject.toml.
+The rows of the user's table are tried first, the shipped rows after them.
 """
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from rooflane.dispatch.allowed import Allowed
-from rooflane.dispatch.conditions import FIELDS, parse_condition
-from rooflane.dispatch.rule_source import SHIPPED, find_user_table
-from rooflane.dispatch.toml_source import header_lines, key_line, parse_toml, read_text
+from rooflane.dispatch.conditions import Condition, corner_values, parse_condition
 
 SHIPPED_RULES = Path(__file__).parent / "rules.toml"
+SHIPPED = "shipped"
+BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+Severity = Literal["error", "warning"]
 
 
 class RuleError(ValueError):
-    """A rule table that cannot be used; the text names file and line and says how to mend it."""
+    """A rule table that cannot be used; the text names file and line and says how to fix it."""
 
 
 class Rule(BaseModel):
@@ -45,48 +47,56 @@ class Rule(BaseModel):
         return when
 
     @cached_property
-    def conditions(self) -> dict[str, Allowed]:
-        """The values each condition allows, by field."""
+    def conditions(self) -> dict[str, Condition]:
+        """The conditions by field."""
         return {name: parse_condition(name, raw) for name, raw in self.when.items()}
-
-    def allows(self, field: str) -> Allowed:
-        """Return the values of a field this rule takes; without a condition on it, all there are."""
-        return self.conditions.get(field, FIELDS[field].domain)
 
     def mismatch(self, facts: dict[str, Any]) -> str | None:
         """Return None when every condition holds, else the first that does not, in words."""
-        for name, allowed in self.conditions.items():
-            if not allowed.contains(facts[name]):
+        for name, condition in self.conditions.items():
+            if not condition.holds(facts[name]):
                 return f"{name} is {show_value(facts[name])}, the rule wants {show_condition(self.when[name])}"
         return None
 
     @property
     def impossible(self) -> str | None:
-        """The field whose conditions contradict each other, or None."""
-        return next((name for name, allowed in self.conditions.items() if allowed.empty), None)
-
-    def covers(self, other: Rule) -> bool:
-        """Return whether this rule matches wherever `other` does, condition by condition."""
-        return all(allowed.covers(other.allows(name)) for name, allowed in self.conditions.items())
+        """The field whose comparisons contradict each other, or None."""
+        return next((name for name, results in self._results() if not any(results)), None)
 
     @property
     def catches_all(self) -> bool:
         """Whether the rule matches every shape."""
-        return all(allowed.covers(FIELDS[name].domain) for name, allowed in self.conditions.items())
+        return all(all(results) for _, results in self._results())
+
+    def _results(self) -> Iterator[tuple[str, list[bool]]]:
+        for name, condition in self.conditions.items():
+            yield name, [condition.holds(value) for value in corner_values(name, [condition])]
 
     def to_toml(self) -> str:
         """Return the row as the text `load_rules` reads."""
-        from rooflane.dispatch.rule_text import row_text
-
         return row_text(self.model_dump(mode="json"))
+
+
+@dataclass(frozen=True)
+class LintFinding:
+    """One fault of a row; an error makes the table unusable, a warning marks a row that may never act."""
+
+    kind: str
+    severity: Severity
+    rule: str
+    where: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.message}"
 
 
 @dataclass(frozen=True)
 class RuleTable:
     """The rules in the order they are tried, with the file and the line each stands on.
 
-    `path` is the file whose rows come first; `source` says how it was found; `left_out` names our rows whose place a
-    row of the user's takes by having the same name; `faults` holds what kept a row from being read.
+    `path` is the file whose rows come first; `source` says how it was found; `left_out` names the shipped rows that are
+    replaced by a user's row of the same name; `faults` holds what kept a row from being read.
     """
 
     rules: tuple[Rule, ...]
@@ -95,23 +105,17 @@ class RuleTable:
     files: tuple[Path, ...]
     source: str = SHIPPED
     left_out: tuple[str, ...] = ()
-    faults: tuple[Any, ...] = ()
+    faults: tuple[LintFinding, ...] = ()
 
     def where(self, index: int) -> str:
         """Return the file and line of a row."""
         return f"{self.files[index]}:{self.lines[index]}"
 
     def layers(self) -> list[tuple[int, int]]:
-        """Return the user's rows and ours as index ranges; one range where there is one file."""
+        """Return the user's rows and the shipped ones as index ranges; one range where there is one file."""
         own = sum(file == self.path for file in self.files)
         ends = [(0, own), (own, len(self.rules))]
         return [(first, last) for first, last in ends if first < last]
-
-    def lint(self) -> list[Any]:
-        """Return what is wrong with the table as `LintFinding`s, in the order of its rows; see `lint.lint`."""
-        from rooflane.dispatch.lint import lint
-
-        return lint(self)
 
     def title(self) -> str:
         """Return what the table is made of, without the folders it lies in."""
@@ -121,7 +125,7 @@ class RuleTable:
         return f"{self.path.name} {'in place of' if alone else 'over'} the shipped rules"
 
     def place(self, index: int) -> str:
-        """Return where a row comes from, for a reader: file and line, `shipped` for the file of ours."""
+        """Return where a row comes from, for a reader: file and line, `shipped` for the shipped file."""
         return f"shipped:{self.lines[index]}" if self.files[index] == SHIPPED_RULES else self.where(index)
 
     def text(self) -> str:
@@ -133,78 +137,24 @@ class RuleTable:
         return hashlib.sha256(self.text().encode()).hexdigest()
 
 
-def load_rules(path: str | Path | None = None, strict: bool = True) -> RuleTable:
-    """Return the rule table in force: the user's rows, if there are any, over the shipped ones.
-
-    `path` names the user's table, `"shipped"` asks for ours alone; None looks at ROOFLANE_RULES, then at the nearest
-    pyproject.toml with a `[tool.rooflane]` table. A file with `replace = true` stands alone. Raises `RuleError` with
-    file and line for malformed TOML and, unless `strict` is off, for every error `RuleTable.lint` finds.
-    """
-    found, source = find_user_table(path, RuleError)
-    path = SHIPPED_RULES if found is None else found
-    if not path.is_file() and source != "given":
-        raise RuleError(f"{path}: no such file, and {source} names it as the rule table; mend or remove that")
-    table, alone = _parse(read_text(path, RuleError), path, source)
-    if not alone and not path.samefile(SHIPPED_RULES):
-        table = _over_ours(table)
-    return checked(table) if strict else table
+def row_text(row: dict[str, Any]) -> str:
+    """Return a row as TOML, its keys in the order of the shipped table."""
+    lines = [f"{key} = {toml_value(row[key])}" for key in Rule.model_fields if key != "options" or row.get(key)]
+    return "\n".join(["[[rule]]", *lines]) + "\n"
 
 
-def parse_rules(text: str, name: str, source: str = "given") -> RuleTable:
-    """Return the table a text holds, over ours unless it says `replace = true`, unchecked; `name` is its path."""
-    table, alone = _parse(text, Path(name), source)
-    return table if alone else _over_ours(table)
-
-
-def checked(table: RuleTable) -> RuleTable:
-    """Return the table; raises `RuleError` with every error found in it."""
-    errors = [finding for finding in table.lint() if finding.severity == "error"]
-    if errors:
-        raise RuleError("; ".join(map(str, errors)))
-    return table
-
-
-def _over_ours(table: RuleTable) -> RuleTable:
-    """Return the table with our rows behind its own, less those it gives a row of the same name."""
-    ours, _ = _parse(read_text(SHIPPED_RULES, RuleError), SHIPPED_RULES, SHIPPED)
-    taken = {rule.name for rule in table.rules}
-    kept = [index for index, rule in enumerate(ours.rules) if rule.name not in taken]
-    return replace(
-        table,
-        rules=table.rules + tuple(ours.rules[index] for index in kept),
-        lines=table.lines + tuple(ours.lines[index] for index in kept),
-        files=table.files + tuple(ours.files[index] for index in kept),
-        left_out=tuple(rule.name for rule in ours.rules if rule.name in taken),
-    )
-
-
-def _parse(text: str, path: Path, source: str) -> tuple[RuleTable, bool]:
-    """Return one file's rows, and whether they stand alone."""
-    from rooflane.dispatch.lint import read_row
-
-    data = parse_toml(text, path, RuleError)
-    rows, alone = data.pop("rule", []), data.pop("replace", False)
-    if data:
-        raise RuleError(
-            f"{path}:1: unknown key {next(iter(data))!r}; the file holds [[rule]] rows and, to stand alone, "
-            "`replace = true`"
-        )
-    if not isinstance(alone, bool):
-        raise RuleError(f"{path}:1: replace is {alone!r}; it is true (our rows are left out) or false (they follow)")
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise RuleError(f"{path}:1: `rule` is not a list of tables; head each row with [[rule]]")
-    lines = header_lines(text, "[[rule]]")
-    if len(lines) != len(rows):
-        raise RuleError(f"{path}:1: rows are not headed by [[rule]] lines of their own; write each row under one")
-    rules, kept, faults = [], [], []
-    for row, line in zip(rows, lines, strict=True):
-        rule, wrong = read_row(row, lambda place, line=line: f"{path}:{key_line(text, line, place)}")
-        faults += wrong
-        if rule:
-            rules.append(rule)
-            kept.append(line)
-    table = RuleTable(tuple(rules), path, tuple(kept), (path,) * len(rules), source, faults=tuple(faults))
-    return table, alone
+def toml_value(value: Any) -> str:
+    """Return a plain value as TOML."""
+    if isinstance(value, dict):
+        keys = (key if BARE_KEY.fullmatch(key) else toml_value(key) for key in value)
+        inner = ", ".join(f"{key} = {toml_value(part)}" for key, part in zip(keys, value.values(), strict=True))
+        return f"{{ {inner} }}" if inner else "{}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(toml_value, value))}]"
+    if isinstance(value, str):
+        # A JSON string is a TOML one, but for DEL.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return json.dumps(value)
 
 
 def show_value(value: Any) -> str:

@@ -38,7 +38,7 @@ def parse_toml(text: str, path: Path, error: type[ValueError]) -> dict[str, Any]
         last = max(1, len(text.splitlines()))
         line = int(position.group(1)) if position and position.group(1) else last
         reason = DECODE_POSITION.sub("", message)
-        raise error(f"{path}:{line}: not valid TOML: {reason}; mend that line") from None
+        raise error(f"{path}:{line}: not valid TOML: {reason}; correct that line") from None
 
 
 def header_lines(text: str, header: str) -> list[int]:

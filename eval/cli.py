@@ -1,4 +1,4 @@
-"""The command line: commands, and what an error looks like. Loads no torch until a command needs it."""
+"""The command line: commands, and the form of an error. Loads no torch until a command needs it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Take the options that stand before a command; `main` acts on --debug."""
+    """Take the options before a command; `main` acts on --debug."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -72,8 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def explain_error(error: Exception) -> tuple[str, ExitCode]:
     """Return an error as one paragraph, and the exit status it means.
 
-    An error class of ours carries its own paragraph: what, where, how to mend it. A missing library and a file the
-    system refuses are explained here; anything else is a fault of rooflane and says so.
+    An error class of rooflane carries its own paragraph: what, where, how to fix it. A missing library and a file the
+    system refuses are explained here; any other error is reported as a fault of rooflane.
     """
     text = " ".join(str(error).split())
     if type(error).__module__.startswith("rooflane."):

@@ -23,4 +23,4 @@ class ExitCode(IntEnum):
 
 
 class EvaluationError(ValueError):
-    """A request that cannot be evaluated; the text is one paragraph: what, where and how to mend it."""
+    """A request that cannot be evaluated; the text is one paragraph: what, where and how to fix it."""

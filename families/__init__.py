@@ -1,4 +1,4 @@
-"""How a forward is made fast: one folder per family, found through a registry."""
+"""Kernel families: ways to build a fast forward, one folder each, found through entry points."""
 
 from rooflane.families.registry import FamilyError, get_family, load_families
 from rooflane.families.spec import FamilySpec, Limits

@@ -1,4 +1,4 @@
-"""What is run: the shape of a forward, and shape files."""
+"""The shape of a forward, and shape files."""
 
 from rooflane.shapes.shape import DTYPE_BYTES, SIZE_FIELDS, Shape, ShapeError
 from rooflane.shapes.table import load_shapes

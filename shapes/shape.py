@@ -1,4 +1,4 @@
-"""The shape of one transformer forward: what every other package takes as its request."""
+"""The shape of one transformer forward, the request that every other package takes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SIZE_FIELDS = ("batch_size", "seq_len", "d_model", "num_heads", "ffn_dim", "num_
 
 
 class ShapeError(ValueError):
-    """A shape, or a shape file, that cannot be run; the text says what, where and how to mend it."""
+    """A shape, or a shape file, that cannot be run; the message names the fault, its place and the fix."""
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Shape:
     """Describe one forward of a pre-norm transformer stack, input and output `[B, S, D]`.
 
     `id` names the shape in tables and records. `padding_ratio` is the largest share of a sequence that may be
-    padding, in `[0, 1)`, drawn per batch row as the organiser's generator does. Raises `ShapeError`
+    padding, in `[0, 1)`. Each batch row draws its own length, as in the organiser's generator. Raises `ShapeError`
     when a size is not a positive integer or `d_model` is not divisible by `num_heads`.
     """
 
@@ -74,5 +74,5 @@ class Shape:
         return f"{text} {' '.join(extras)}"
 
     def as_dict(self) -> dict[str, object]:
-        """Return the fields as plain values, the form records and JSON output carry."""
+        """Return the fields as plain values, for records and JSON output."""
         return {field.name: getattr(self, field.name) for field in fields(self)}

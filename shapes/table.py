@@ -24,33 +24,39 @@ def load_shapes(path: str | Path) -> list[Shape]:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise ShapeError(
-            f"{path}: no such shape file; those that ship go by their bare names, published.csv and neighbours.csv"
+            f"{path}: no such shape file; the shipped files are named published.csv and neighbours.csv"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ShapeError(f"{path}: cannot be read as a shape file ({error}); it must be a UTF-8 CSV file") from None
-    reader = csv.DictReader(text.splitlines(), restkey="surplus", skipinitialspace=True)
+    source = text.splitlines()
+    reader = csv.DictReader(source, restkey="surplus", skipinitialspace=True)
     _check_header(path, reader.fieldnames)
     shapes: list[Shape] = []
     lines: dict[str, int] = {}
     for row in reader:
+        if not source[reader.line_num - 1].strip(", \t"):
+            continue  # spreadsheets write empty rows as bare commas
         shape = _parse_row(path, reader.line_num, row)
         if shape.id in lines:
             raise ShapeError(
-                f"{path}:{reader.line_num}: column id: {shape.id!r} already stands on line {lines[shape.id]}; "
+                f"{path}:{reader.line_num}: column id: {shape.id!r} is already on line {lines[shape.id]}; "
                 "give each shape its own id"
             )
         lines[shape.id] = reader.line_num
         shapes.append(shape)
     if not shapes:
-        raise ShapeError(f"{path}: holds a header and no shape; add one line per shape")
+        raise ShapeError(f"{path}: has a header and no shape; add one line per shape")
     return shapes
 
 
 def _check_header(path: Path, header: list[str] | None) -> None:
-    """Refuse a header that lacks a column, repeats one or holds one we would ignore."""
+    """Refuse a header with a missing, repeated or unknown column, or with another separator than the comma."""
     expected = f"columns: {','.join(REQUIRED_COLUMNS)} and optionally {','.join(OPTIONAL_COLUMNS)}"
     if not header:
         raise ShapeError(f"{path}: is empty; the first line must name the {expected}")
+    for separator, word in ((";", "semicolons"), ("\t", "tabs")):
+        if len(header) == 1 and separator in header[0]:
+            raise ShapeError(f"{path}:1: the columns are separated by {word}; separate them with commas")
     missing = [name for name in REQUIRED_COLUMNS if name not in header]
     unknown = [name for name in header if name not in REQUIRED_COLUMNS + OPTIONAL_COLUMNS]
     repeated = sorted({name for name in header if header.count(name) > 1})

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from datetime import datetime
 from itertools import pairwise
 from math import exp, log, sqrt
-from statistics import mean, median, stdev
+from statistics import mean, median, stdev, variance
+from typing import NamedTuple
 
 import pytest
+from scipy.stats import t
 
 from rooflane.dispatch import load_profile
 from rooflane.eval import compare, open_run, render_readme_table, update_between_markers
-from rooflane.eval.device.dropin_table import OURS, OWN, load_dropin
 from rooflane.eval.report.tables import oversize_table
-from rooflane.eval.submit import compare_with_run, open_submission, summarise_submission
-from rooflane.eval.submit.beside import ROUNDING, pair_of
+from rooflane.eval.stats.contamination import find_contamination
+from rooflane.eval.stats.rounds import rounds_of
+from rooflane.eval.submit import open_submission, summarise_submission
 from rooflane.families import get_family
 from rooflane.shapes import load_shapes
 
@@ -125,7 +128,7 @@ def test_the_readmes_words_on_the_oversize_shape_are_the_first_campaigns(root, c
     page = (root / "README.md").read_text()
     assert f"would need {needs}. " in page
     ms, base = (text.split(" ")[0] for text in (mine, reference))
-    assert f"takes {ms} ms for {base}, {speedup}, in {peak} (first campaign" in page
+    assert f"takes {ms} ms where the chunked reference takes {base} ms: {speedup}, in {peak} (first campaign" in page
 
 
 def test_every_shape_resident_takes_is_faster_than_without_it(campaigns):
@@ -152,7 +155,7 @@ def test_the_briefs_ratios_are_those_of_compare(root, campaigns):
     across = {pair.shape: pair for pair in compare(f"{first}::dispatched", f"{second}::dispatched").pairs}
     apart = [shape for shape, pair in across.items() if not pair.ratio.low <= 1.003 or not pair.ratio.high >= 0.997]
     assert len(across) == 13 and not apart, "every ratio holds 1 or lies within 0.3 % of it"
-    assert "apart on no shape" in page
+    assert "differs on no shape" in page
 
 
 def test_every_bar_of_the_resident_lane_is_met(root, campaigns):
@@ -163,11 +166,11 @@ def test_every_bar_of_the_resident_lane_is_met(root, campaigns):
     third = open_run(root / "briefs" / "records" / "h200-campaign-3")
     for name, run in zip(("first", "second", "third"), (*campaigns, third), strict=True):
         cells = {row.shape.id: row.cells["dispatched"] for row in run.summary().rows if row.shape.id in bars}
-        assert all(cells[shape].event_ms.centre <= bar for shape, bar in bars.items())
-        assert all(cells[shape].host_ms.centre <= 0.015 for shape in bars)
+        assert all(cells[shape].event_ms.median <= bar for shape, bar in bars.items())
+        assert all(cells[shape].host_ms.median <= 0.015 for shape in bars)
         said = next(line for line in page.splitlines() if line.startswith(f"| {name} campaign, event ms"))
         assert [float(cell) for cell in said.split(" | ")[1:-1] + [said.split(" | ")[-1].rstrip(" |")]] == [
-            float(f"{cells[shape].event_ms.centre:.3g}") for shape in bars
+            float(f"{cells[shape].event_ms.median:.3g}") for shape in bars
         ]
 
 
@@ -186,6 +189,36 @@ def t_interval(values):
     return mean(values) - half, mean(values) + half
 
 
+class Pair(NamedTuple):
+    """The script's latency and ours in ms, their ratio over processes with Welch's 95 % interval."""
+
+    theirs: float
+    ours: float
+    ratio: float
+    low: float
+    high: float
+
+    @property
+    def agrees(self):
+        return self.low <= 1 <= self.high
+
+
+def pair_of(theirs, ours, rounding=0.0):
+    """Return the pair; `rounding` is what `theirs` may have lost in print, which widens the interval."""
+    logs = [[log(value) for value in side] for side in (theirs, ours)]
+    parts = [variance(side) / len(side) for side in logs]
+    freedom = sum(parts) ** 2 / sum(part**2 / (len(side) - 1) for part, side in zip(parts, logs, strict=True))
+    half, centre = float(t.ppf(0.975, freedom)) * sqrt(sum(parts)), mean(logs[0]) - mean(logs[1])
+    lost = rounding / median(theirs)
+    return Pair(
+        median(theirs), median(ours), exp(centre), exp(centre - half) * (1 - lost), exp(centre + half) * (1 + lost)
+    )
+
+
+# Half a unit of the last place of the milliseconds that the script prints.
+ROUNDING = 5e-5
+
+
 @pytest.fixture(scope="module")
 def submissions(root):
     return {
@@ -195,10 +228,22 @@ def submissions(root):
 
 @pytest.fixture(scope="module")
 def agreements(root, submissions):
-    """Each submission beside our own organiser mode: the candidate's pair by shape."""
-    run = open_run(root / "briefs" / "records" / "h200-fixed")
+    """Each submission beside our evaluator on fixed inputs, without its disturbed blocks: a pair for each shape."""
+    records = open_run(root / "briefs" / "records" / "h200-fixed").records()
+    # The script works on through the board's power limit, so blocks that met it count: no telemetry.
+    disturbed = find_contamination(replace(rounds_of(records), telemetry={}))
+    ours: dict[str, list[float]] = {}
+    for record in records:
+        if record.arm == "dispatched" and record.timing:
+            dropped = disturbed.at(record.shape_id, record.process)
+            rounds = [part for index, part in enumerate(record.timing.event_ns) if index // 2 not in dropped]
+            if rounds:
+                ours.setdefault(record.shape_id, []).append(median(sum(rounds, [])) / 1e6)
     return {
-        way: {row.shape: row.pairs["optimized"] for row in compare_with_run(submission, run).rows}
+        way: {
+            row.shape.id: pair_of(row.optimized_ms, ours[row.shape.id], ROUNDING)
+            for row in summarise_submission(submission).rows
+        }
         for way, submission in submissions.items()
     }
 
@@ -253,11 +298,8 @@ def beside_the_script(root, name):
         if any(timing.bare_eager_ns for timing in timings["dispatched"]):
             ours["eager"] = [timing.bare_eager_ns for timing in timings["dispatched"]]
         pairs = []
-        for arm, theirs, what in (
-            ("dispatched", row.optimized_ms, "optimized"),
-            ("eager", row.baseline_ms, "baseline"),
-        ):
-            pairs.append(pair_of(theirs, [median(sum(rounds, [])) / 1e6 for rounds in ours[arm]], ROUNDING[what]))
+        for arm, theirs in (("dispatched", row.optimized_ms), ("eager", row.baseline_ms)):
+            pairs.append(pair_of(theirs, [median(sum(rounds, [])) / 1e6 for rounds in ours[arm]], ROUNDING))
             agreed[arm] += [row.shape.id] * pairs[-1].agrees
         mine, base = pairs
         ratios = [f"{pair.ratio:.3f} [{pair.low:.3f}, {pair.high:.3f}]{'' if pair.agrees else ' !'}" for pair in pairs]
@@ -272,7 +314,9 @@ def test_awake_the_two_clocks_agree_where_the_brief_says_so(root):
     assert not summary.missing and all(row.outcome == "passed" and row.runs == 3 for row in summary.rows)
     page = (root / "briefs" / "submit.md").read_text()
     assert all(line in page for line in lines)
-    assert f"hold 1 on {len(agreed['dispatched'])} of 13 shapes, with eager on all {len(agreed['eager'])}" in page
+    assert (
+        f"includes 1 on {len(agreed['dispatched'])} of 13 shapes, and for eager on all {len(agreed['eager'])}" in page
+    )
     mean = summary.geomean
     assert f"mean is {mean.centre:.3g}x [{mean.low:.3g}, {mean.high:.3g}]" in page
 
@@ -291,11 +335,6 @@ def test_scattered_and_afresh_the_two_clocks_agree_on_every_shape(root):
     assert everywhere - set(scattered["eager"]) == {"1"}
     assert set(afresh["dispatched"]) == {"8", "12", "13"} and set(afresh["eager"]) == {"8", "12"}
     assert all(row.runs == 3 for row in some.rows)
-    # What the run says of itself is what the brief's table says.
-    for name, agreed in (("h200-scattered", scattered), ("h200-afresh", afresh)):
-        folder = root / "briefs" / "records" / name
-        rows = compare_with_run(open_submission(folder / "submit"), open_run(folder / "fixed")).rows
-        assert [row.shape for row in rows if row.pairs["optimized"].agrees] == agreed["dispatched"]
 
 
 def test_windows_and_fresh_rounds_lie_apart_as_the_briefs_say(root):
@@ -318,7 +357,7 @@ def test_windows_and_fresh_rounds_lie_apart_as_the_briefs_say(root):
     ]
     bare = median(median(sum(timing.bare_ns, [])) for timing in loaded) / 1e6
     seen = median(median(sum(timing.event_ns, [])) for timing in loaded) / 1e6
-    assert f"read {bare:.4f} ms in verified workers too whose windows read {seen:.4f}" in page
+    assert f"rounds without pauses read {bare:.4f} ms and windows read {seen:.4f} ms" in page
     seen = [f"{median(times[shape][0]):.4f}" for shape in ("13", "8")]
     assert f"read {seen[0]} and {seen[1]} ms on shapes 13 and 8" in (root / "briefs" / "submit.md").read_text()
 
@@ -329,9 +368,9 @@ def test_shape_12_is_slower_in_the_process_that_verifies_in_full(root):
         for record in open_run(root / "briefs" / "records" / f"h200-{name}" / "fixed").records():
             if (record.arm, record.shape_id) == ("dispatched", "12"):
                 (others if record.process else first).append(median(sum(record.timing.event_ns, [])) / 1e3)
-    said = "{:.1f}, {:.1f} and {:.1f} us".format(*first) + " in the three runs on fixed inputs"
+    said = "took {:.1f}, {:.1f} and {:.1f} us in that process".format(*first)
     page = (root / "briefs" / "process.md").read_text()
-    assert said in page and f"{min(others):.1f} to {max(others):.1f} in every other process" in page
+    assert said in page and f"{min(others):.1f} to {max(others):.1f} us in every other process" in page
 
 
 def test_eager_found_a_slow_host_more_often_in_our_workers_than_in_the_script(root, submissions, campaigns):
@@ -347,18 +386,22 @@ def test_eager_found_a_slow_host_more_often_in_our_workers_than_in_the_script(ro
     printed = [row.figures.baseline.median_ms for one in submissions.values() for row in one.rows() if row.shape in ids]
     script = sum(time > 2.5 for time in printed), len(printed)
     page = (root / "briefs" / "submit.md").read_text()
-    assert "{} of our {} measurements, in {} of {} and {} of {} of the two".format(*sum(ours, ())) in page
-    assert "{} of the script's {}".format(*script) in page
+    names = ("our fixed inputs", "first campaign", "second campaign", "script")
+    for name, (found, measured) in zip(names, (*ours, script), strict=True):
+        assert f"| {name} | {found} of {measured} |" in page
 
 
 def test_the_drop_in_module_is_ahead_of_every_arm_in_both_processes(root):
-    shapes = load_dropin(root / "briefs" / "records" / "h200-dropin" / "dropin.jsonl")
+    shapes: dict[str, list[dict]] = {}
+    for text in (root / "briefs" / "records" / "h200-dropin" / "dropin.jsonl").read_text().splitlines():
+        line = json.loads(text)
+        shapes.setdefault(line["shape"]["id"], []).append(line)
     assert len(shapes) == 13
     for lines in shapes.values():
         assert len(lines) == 2
         for line in lines:
             times = {name: median(sum(arm["event_ns"], [])) for name, arm in line["arms"].items()}
-            assert set(times) == {OURS, *OWN} and min(times, key=times.get) == OURS
+            assert len(times) == 7 and min(times, key=times.get) == "rooflane"
             assert all(gate["passed"] for gate in line["gates"].values())
 
 
@@ -404,7 +447,7 @@ def test_the_hosts_brief_counts_slow_rounds_as_the_records_hold_them(root):
         parts = [part for name in names for r in records[name] if r.arm in arms for part in r.timing.event_ns if part]
         return sum(sum(3.3e6 < c - min(p) < 5.2e6 for c in p) >= max(2, len(p) / 3) for p in parts), len(parts)
 
-    assert "in {} of the third campaign's {} rounds".format(*longer("h200-campaign-3")) in page
+    assert "In {} of the third campaign's {} rounds".format(*longer("h200-campaign-3")) in page
     assert longer("h200-scattered/fixed", "h200-afresh/fixed") == (0, 132) and "no round of 132 shows it" in page
     loops = [p / 1e3 for r in records["h200-scattered/fixed"] if r.arm == "eager" for p in r.timing.loop_ns]
     assert f"the loop took eager's worker {min(loops):.0f} to {max(loops):.0f} us" in page
@@ -413,8 +456,8 @@ def test_the_hosts_brief_counts_slow_rounds_as_the_records_hold_them(root):
     assert f"the script met slow cores in {sum(script)} of its {len(script)} measurements" in page
     third, fixed = (calm_speedups(root, name) for name in ("h200-campaign-3", "h200-awake/fixed"))
     spans = [f"{min(values):.0f}x to {max(values):.0f}x" for values in (third, fixed)]
-    said = f"read {spans[0]}, and those of fixed inputs {spans[1]}"
-    assert said in page
+    assert f"| third campaign without slow rounds, by process | {spans[0]} |" in page
+    assert f"| fixed inputs without slow rounds, by process | {spans[1]} |" in page
 
 
 def calm_speedups(root, name):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rooflane.dispatch.adapters.gpt2 import GPT2_BLOCK
-from rooflane.dispatch.adapters.mapping import BlockMapping, WeightsAt, weights_at
-from rooflane.dispatch.errors import OptimizeError
+from rooflane.dispatch.adapters.mapping import GPT2_BLOCK, BlockMapping, WeightsAt, weights_at
+from rooflane.dispatch.request import OptimizeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,8 +29,7 @@ def find_adapter(model: nn.Module, mapping: BlockMapping | None) -> Callable[...
 
     from rooflane.dispatch.adapters.baseline import DispatchedTransformer, is_baseline
     from rooflane.dispatch.adapters.blocks import DispatchedBlocks
-    from rooflane.dispatch.adapters.encoder import DispatchedEncoder
-    from rooflane.dispatch.adapters.encoder_layer import DispatchedEncoderLayer
+    from rooflane.dispatch.adapters.encoder import DispatchedEncoder, DispatchedEncoderLayer
 
     if mapping is not None:
         return partial(DispatchedBlocks, mapping=mapping)

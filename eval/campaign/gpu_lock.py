@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from rooflane.dispatch.device import STATE_VARIABLE, state_dir
 from rooflane.eval.exit_codes import EvaluationError
-from rooflane.eval.record.state import STATE_VARIABLE, state_dir
 
 
 def device_key(device: str) -> str:

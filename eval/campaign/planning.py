@@ -13,6 +13,7 @@ from rooflane.eval.record.records import ANCHOR, COMPILED_PREFIX, INFEASIBLE, NO
 from rooflane.eval.record.settings import Settings
 from rooflane.eval.report.tables import size
 from rooflane.eval.worker.candidates import Candidate, plan_candidate
+from rooflane.families import get_family
 from rooflane.shapes import Shape
 
 # Of a limited run, the share calls may take beside imports and compilation, and the calls an arm makes at the least:
@@ -23,14 +24,12 @@ LEAST_CALLS = 12
 CALL_SLACK = 2
 PROBES = (NOOP, ANCHOR)
 MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
-COMPILING_FAMILIES = ("graph_compile",)
 
 
 def profile_for(settings: Settings, device: str) -> Profile:
     """Return the profile a run predicts with, its memory lowered to a cap."""
-    name = "cpu" if settings.profile == "auto" and device == "cpu" else settings.profile
     try:
-        profile = load_profile(name)
+        profile = load_profile(settings.profile, device)
     except ProfileError as error:
         raise EvaluationError(str(error)) from None
     if profile.kind != device:
@@ -72,7 +71,7 @@ def compiles(meta: RunMeta, process: int) -> bool:
         name.startswith(COMPILED_PREFIX) for name in meta.controls
     )
     plans = [plan for prediction in meta.predictions for plan in prediction.candidates.values()]
-    return controls or any(plan["family"] in COMPILING_FAMILIES for plan in plans)
+    return controls or any(plan["family"] and get_family(plan["family"]).compiles for plan in plans)
 
 
 def skip_reasons(meta: RunMeta, settings: Settings) -> dict[str, str]:

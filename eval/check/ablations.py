@@ -24,7 +24,7 @@ BIASES = ("q_proj", "k_proj", "v_proj", "out_proj", "ffn_in", "ffn_out")
 
 @dataclass(frozen=True)
 class Ablation:
-    """One fault: its name, what it stands for, and the edit that returns the faulty forward of a model it owns."""
+    """One fault: its name, what it models, and the edit that returns the faulty forward of a model it owns."""
 
     name: str
     stands_for: str

@@ -1,4 +1,4 @@
-"""The gate: the one tolerance every output is held to, and how close to it an output came."""
+"""The gate: the one tolerance for every output, and how much of it an output uses."""
 
 from __future__ import annotations
 

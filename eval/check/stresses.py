@@ -1,7 +1,7 @@
 """Stress inputs: what they are, and the recorded set that every verification runs. Loads no torch.
 
-The accuracy trials and the mask checks always run. What they leave unseen is found by `rooflane audit-gate`, which
-picks from this catalogue and records its choice in stress_set.json.
+The accuracy trials and the mask checks always run. `rooflane audit-gate` finds what they miss, picks from
+this catalogue and records its choice in stress_set.json.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ CATALOGUE = (
     Stress("input x 3", scale=3.0),
     Stress("spikes", spikes=True),
 )
-# Kept whatever the audit picks: they stand for faults that depend on magnitudes (overflow, a narrow format, a path
-# chosen by looking at the data), which no ablation of the reference shows.
+# Always kept: they show faults that depend on magnitudes (overflow, a narrow format, a path chosen from the data),
+# which no ablation of the reference shows.
 KEPT = ("input x 0.1", "input x 3", "spikes")
 
 

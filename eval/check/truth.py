@@ -1,4 +1,4 @@
-"""Truth: the forward in float64 on part of the batch, and the inputs on which both sides are judged against it."""
+"""Truth: the forward in float64 on part of the batch, and the inputs on which both sides are compared with it."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def mask_cases(full: Tensor, mask: Tensor, seed: int) -> dict[str, tuple[Tensor,
     """Return the mask checks of an unpadded input and a ragged mask: input and mask by name.
 
     Rows are zeroed only under a mask that calls them padding: LayerNorm blows up the rounding of a zero row, and
-    TF32 eager itself strays there.
+    TF32 eager itself is inaccurate there.
     """
     mask = mask.clone()
     mask[0] = True

@@ -1,18 +1,22 @@
-"""`rooflane audit-gate`: what the checks cannot see, and the stress inputs that close the gap."""
+"""`rooflane audit-gate`: which faults the checks miss, and the stress inputs that catch them."""
 
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rooflane.eval.commands.output import AsJson, console, find_shapes, print_json, print_table
 
 if TYPE_CHECKING:
-    from rooflane.eval.check.audit_findings import Audit, Fault
+    from rooflane.eval.check.audit import Audit, Fault
 
 
 def audit_gate_command(
@@ -21,7 +25,7 @@ def audit_gate_command(
     ] = None,
     shape: Annotated[list[str] | None, typer.Option(metavar="ID", help="Only this shape; repeatable.")] = None,
     scale: Annotated[
-        list[float] | None, typer.Option(help="Also look at this input scale, such as 300; repeatable.")
+        list[float] | None, typer.Option(help="Also try this input scale, such as 300; repeatable.")
     ] = None,
     window: Annotated[int, typer.Option(help="Keys a windowed attention reads.")] = 256,
     seeds: Annotated[int, typer.Option(help="Draws of weights and inputs; the least use of them counts.")] = 1,
@@ -45,8 +49,8 @@ def audit_gate_command(
             raise typer.BadParameter(f"no built-in shape {', '.join(map(repr, sorted(unknown)))}; there are: {ids}")
     else:
         shapes = DEFAULT_SHAPES if file is None else find_shapes(file, shape or ())
-    with console(stderr=True).status("building") as status:
-        audit = audit_gate(shapes, seeds=seeds, window=window, scales=scale or (), tf32=tf32, on_stage=status.update)
+    with follow_cases() as on_stage:
+        audit = audit_gate(shapes, seeds=seeds, window=window, scales=scale or (), tf32=tf32, on_stage=on_stage)
     if record:
         record.write_text(json.dumps(stress_record(audit), indent=1) + "\n", encoding="utf-8")
         console(stderr=True).print(f"stress set written to {record}")
@@ -54,6 +58,26 @@ def audit_gate_command(
         print_json(json.loads(audit.model_dump_json()) | {"verdict": stress_record(audit)})
     else:
         _show(audit)
+
+
+@contextmanager
+def follow_cases() -> Iterator[Callable[[int, int, str], None]]:
+    """Show a live bar on a terminal; elsewhere print a line on standard error for every tenth of the cases."""
+    screen = console(stderr=True)
+    if not screen.is_terminal:
+        tenths: set[int] = set()
+
+        def print_tenth(done: int, total: int, text: str) -> None:
+            if (tenth := 10 * done // total) not in tenths:
+                tenths.add(tenth)
+                print(f"[{done}/{total}] {text}", file=sys.stderr, flush=True)
+
+        yield print_tenth
+        return
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=screen, transient=True) as progress:
+        task = progress.add_task("building", total=None)
+        yield lambda done, total, text: progress.update(task, completed=done, total=total, description=text)
 
 
 def stress_record(audit: Audit) -> dict[str, Any]:
@@ -79,9 +103,9 @@ def _show(audit: Audit) -> None:
             use = f"({finding.use:.3g})" if finding.use <= 1 else f"{finding.use:.3g}"
             rows.setdefault(finding.ablation, {})[finding.condition] = "same" if finding.same else use
         title = f"{shape} ({audit.shapes[shape]}): use of what each check allows, in brackets where the fault passes"
-        print_table(
-            title, ["ablation", *conditions], [(name, *map(cells.get, conditions)) for name, cells in rows.items()]
-        )
+        for part in _parts(conditions, rows):
+            print_table(title, ["ablation", *part], [(name, *map(cells.get, part)) for name, cells in rows.items()])
+            title = ""
     out = console()
     out.print(f"Always run: {', '.join(audit.always)}. Unseen by these: {_said(audit.unseen())}.")
     for name in audit.pick():
@@ -92,6 +116,20 @@ def _show(audit: Audit) -> None:
     out.print(f"Unseen whatever is run: {_said(audit.unseen(audit.stresses))}.")
     if same := audit.same_everywhere():
         out.print(f"No fault on these shapes, the function is the same: {', '.join(same)}.")
+
+
+def _parts(conditions: list[str], rows: dict[str, dict[str, str]]) -> list[list[str]]:
+    """Return the conditions in as few groups as a table of the console's width can hold."""
+    room = console().width - max(map(len, rows))
+    parts, left = [], 0
+    for name in conditions:
+        width = 3 + max(len(name), *(len(cells[name]) for cells in rows.values()))
+        if width > left or not parts:
+            parts.append([])
+            left = room
+        parts[-1].append(name)
+        left -= width
+    return parts
 
 
 def _said(faults: list[Fault]) -> str:

@@ -1,4 +1,4 @@
-"""Questions about the device at hand: probe, profile, doctor."""
+"""Commands on the device at hand: probe, profile, doctor."""
 
 from __future__ import annotations
 
@@ -6,25 +6,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
+from rooflane.dispatch import Profile, keep_profile
+from rooflane.dispatch.device import device_at_hand
+from rooflane.dispatch.units import duration
 from rooflane.eval.commands.output import (
     AsJson,
     ProfileName,
     RulesFile,
     ShapeFile,
     console,
-    duration,
     find_shapes,
     print_json,
     print_table,
+    report_kept_profile,
 )
 from rooflane.eval.exit_codes import EvaluationError
 
 if TYPE_CHECKING:
+    from rooflane.eval.device.doctor import Finding
     from rooflane.eval.device.operations import ForwardProfile
 
 PLOT_SUFFIXES = (".svg", ".png")
-STATUS_STYLES = {"ok": "ok", "note": "[yellow]note[/]", "missing": "[red]missing[/]"}
+STATUS_STYLES = {"ok": "", "note": "yellow", "missing": "red"}
 
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 
@@ -32,27 +38,46 @@ Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 def probe_command(
     device: Device = "auto",
     name: Annotated[str | None, typer.Option(help="Name of the profile; the device's own by default.")] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the profile: it is the meaning of `auto` on this device from now on.")
+    ] = False,
     save: Annotated[Path | None, typer.Option(metavar="FILE.toml", help="Write the profile, for --profile.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Let --save replace a file.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure this device (seconds) and state its limits as a profile."""
+    if save and save.exists() and not force:
+        raise EvaluationError(f"{save}: exists already and is left as it is; add --force to replace it")
     from rooflane.eval.device.probe import measure_profile
     from rooflane.eval.record.environment import resolve_device
 
     kind = resolve_device(device)
-    with console(stderr=True).status(f"measuring the {kind} device"):
+    screen = console(stderr=True)
+    with screen.status(f"measuring the {kind} device"):
         profile = measure_profile(kind, name)
     if save:
         profile.save(save)
-        console(stderr=True).print(f"profile written to {save}; use it with --profile {save}")
+        screen.print(f"profile written to {save}; use it with --profile {save}")
+    if keep:
+        path = keep_profile(profile, device_at_hand(kind))
+        screen.print(f"profile kept in {path}: `auto` means it on this device from now on")
     if as_json:
         print_json(profile.model_dump(mode="json"))
-        return
-    rows = [
-        (field, f"{figure.value:.5g} {figure.unit}", figure.mark, figure.source)
-        for field, figure in profile.figures().items()
-    ]
-    print_table(f"{profile.name}: {profile.title}", ("limit", "value", "mark", "source"), rows, left=("mark", "source"))
+    else:
+        _print_profile(profile)
+
+
+def _print_profile(profile: Profile) -> None:
+    """Print the figures, then each source once with the figures it belongs to."""
+    figures = profile.figures()
+    rows = [(field, f"{figure.value:.5g} {figure.unit}", figure.mark) for field, figure in figures.items()]
+    print_table(f"{profile.name}: {profile.title}", ("limit", "value", "mark"), rows, left=("mark",))
+    fields: dict[tuple[str, str], list[str]] = {}
+    for field, figure in figures.items():
+        fields.setdefault((figure.mark, figure.source), []).append(field)
+    widest = max(fields.values(), key=len)
+    for (mark, source), named in sorted(fields.items(), key=lambda item: item[1] is widest):
+        print(f"{mark}, {'all others' if named is widest else ', '.join(named)}: {source}")
 
 
 def profile_command(
@@ -71,14 +96,16 @@ def profile_command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Look inside one forward: time, FLOPs, bytes and place under the roofline, operation by operation."""
+    """Profile one forward: time, FLOPs, bytes and place under the roofline, operation by operation."""
     if plot and plot.suffix not in PLOT_SUFFIXES:
         raise EvaluationError(f"{plot}: a plot is written as {' or '.join(PLOT_SUFFIXES)}; give such a name")
     if shape and len(shape) > 1:
         raise EvaluationError(f"--shape {' --shape '.join(shape)}: one forward at a time; name one shape")
     shapes = find_shapes(file, shape or ())
     from rooflane.eval.device.operations import profile_arm
+    from rooflane.eval.record.environment import resolve_device
 
+    report_kept_profile(profile, resolve_device(device))
     measured = profile_arm(shapes[0], arm, device, profile, rules)
     if plot:
         from rooflane.eval.device.roofline_plot import plot_roofline
@@ -113,7 +140,8 @@ def _print_forward(measured: ForwardProfile) -> None:
     columns = ("operation", "kind", "count", "time", "share", "GFLOP", "MB", "TFLOP/s", "TB/s", "roof")
     shape = measured.shape
     title = f"{measured.arm} forward of shape {shape.id} ({shape.label()}) on {measured.profile.title}"
-    print_table(title, columns, rows, left=("kind",))
+    drop = ("kind", "GFLOP", "MB", "TB/s", "TFLOP/s")
+    print_table(title, columns, rows, left=("kind",), drop=drop)
     useful, wall = measured.baseline_flops, measured.wall_s
     lines = [
         f"{measured.kernels} operations and {measured.copies} device-to-device copies are busy for "
@@ -138,8 +166,18 @@ def doctor_command(as_json: AsJson = False) -> None:
     if as_json:
         print_json([finding.as_dict() for finding in findings])
     else:
-        rows = [(f.topic, STATUS_STYLES[f.status], f.detail, f.remedy or "-") for f in findings]
-        columns = ("topic", "status", "found", "what to do")
-        print_table("rooflane doctor", columns, rows, left=columns)
+        _print_findings(findings)
     if any(finding.status == "missing" for finding in findings):
         raise typer.Exit(1)
+
+
+def _print_findings(findings: list[Finding]) -> None:
+    """Print a line for each finding, and under each that is not ok what to do about it."""
+    table = Table.grid(padding=(0, 2))
+    for wraps in (False, False, True):
+        table.add_column(no_wrap=not wraps, overflow="fold")
+    for finding in findings:
+        table.add_row(finding.topic, Text(finding.status, style=STATUS_STYLES[finding.status]), finding.detail)
+        if finding.remedy:
+            table.add_row("", "", f"-> {finding.remedy}")
+    console().print(table)

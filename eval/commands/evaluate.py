@@ -10,14 +10,20 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
-from rooflane.eval.commands.output import AsJson, RulesFile, console, find_shapes, rough_duration
+from rooflane.eval.commands.output import (
+    AsJson,
+    RulesFile,
+    console,
+    find_shapes,
+    report_kept_profile,
+    rough_duration,
+)
 from rooflane.eval.exit_codes import EvaluationError
 
 if TYPE_CHECKING:
@@ -25,7 +31,6 @@ if TYPE_CHECKING:
     from rooflane.shapes import Shape
 
 REPORT_FILE = "report.md"
-PROFILE_FILE = "profile.toml"
 # The options of settings that have another name.
 SETTING_OPTIONS = {
     "memory_cap_bytes": "memory_cap",
@@ -40,14 +45,14 @@ LONGEST = 120  # characters of a shape's outcome in a line of progress
 
 
 class Inputs(enum.StrEnum):
-    """Which input each timed call gets."""
+    """The input that each timed call gets."""
 
     FRESH = "fresh"
     FIXED = "fixed"
 
 
 class Require(enum.StrEnum):
-    """What exit status 0 stands for."""
+    """The result that exit status 0 stands for."""
 
     COMPLETE = "complete"
     FASTER = "faster"
@@ -59,7 +64,7 @@ def eval_command(
     file: Annotated[str | None, typer.Argument(metavar="FILE", help="Shape file; a shipped one by its name.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     profile: Annotated[
-        str, typer.Option(help="Device profile: a name, a TOML file, or auto; on a CPU auto measures this host first.")
+        str, typer.Option(help="Device profile: a name, a TOML file, or auto; on a CPU auto measures this host once.")
     ] = "auto",
     quick: Annotated[
         bool, typer.Option("--quick", help="3 processes: intervals are shown, no verdict is claimed.")
@@ -98,6 +103,7 @@ def eval_command(
     """
     from rooflane.eval import evaluate, open_run
     from rooflane.eval import resume as resume_run
+    from rooflane.eval.worker.candidates import parse_candidate
 
     if resume is not None:
         _refuse_beside_resume(context)
@@ -125,26 +131,23 @@ def eval_command(
     }
     settings = {name: value for name, value in settings.items() if value is not None}
     _check(settings, context)
-    with TemporaryDirectory() as folder:
-        probed = _probe_host(device, profile, Path(folder))
-        if probed:
-            settings["profile"] = str(probed)
-        with follow(shapes) as on_event:
-            run = evaluate(
-                shapes,
-                candidate or ["dispatched"],
-                runs_dir=out,
-                on_event=on_event,
-                command=shlex.join(["rooflane", *sys.argv[1:]]),
-                **settings,
-            )
-        if probed:
-            probed.rename(run.folder / PROFILE_FILE)
+    for text in candidate or ():
+        parse_candidate(text)
+    _prepare_profile(profile, device)
+    with follow(shapes) as on_event:
+        run = evaluate(
+            shapes,
+            candidate or ["dispatched"],
+            runs_dir=out,
+            on_event=on_event,
+            command=shlex.join(["rooflane", *sys.argv[1:]]),
+            **settings,
+        )
     _finish(run, require, accept_contract, details, as_json)
 
 
 def _check(settings: dict[str, Any], context: typer.Context) -> None:
-    """Refuse a value before anything is measured, by the name and in the unit the user gave it."""
+    """Refuse a wrong value before anything is measured, with the option's name and the unit the user gave."""
     from rooflane.eval.record.settings import SettingError, make_settings
 
     try:
@@ -156,7 +159,7 @@ def _check(settings: dict[str, Any], context: typer.Context) -> None:
 
 
 def _refuse_beside_resume(context: typer.Context) -> None:
-    """Refuse what would have no effect: a resumed run keeps the settings it was started with."""
+    """Refuse options that would have no effect: a resumed run keeps the settings it was started with."""
     given = [
         name
         for name in context.params
@@ -169,19 +172,15 @@ def _refuse_beside_resume(context: typer.Context) -> None:
         )
 
 
-def _probe_host(device: str, profile: str, folder: Path) -> Path | None:
-    """Measure this host and return the profile's file when a CPU is evaluated and no profile is named, else None."""
+def _prepare_profile(profile: str, device: str) -> None:
+    """Measure a CPU host once and keep its profile where none is named; report a kept profile."""
+    from rooflane.eval.device.probe import measure_once
     from rooflane.eval.record.environment import resolve_device
 
-    if profile != "auto" or resolve_device(device) != "cpu":
-        return None
-    from rooflane.eval.device.probe import measure_profile
-
-    with console(stderr=True).status("measuring this host, to predict from its own figures"):
-        measured = measure_profile("cpu")
-    path = folder / PROFILE_FILE
-    measured.save(path)
-    return path
+    kind = resolve_device(device)
+    with console(stderr=True).status("measuring this host once, to predict from its own figures"):
+        measure_once(profile, kind)
+    report_kept_profile(profile, kind)
 
 
 def _finish(run: Run, require: Require, accept_contract: bool, details: bool, as_json: bool) -> None:

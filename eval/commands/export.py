@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from rooflane.dispatch import load_profile
-from rooflane.eval.commands.output import AsJson, ProfileName, RulesFile, find_shapes, print_json
+from rooflane.eval.commands.output import AsJson, ProfileName, RulesFile, find_profile, find_shapes, print_json
 from rooflane.eval.commands.submit import DEFAULT_SHAPES
 
 
@@ -30,10 +29,10 @@ def export_command(
     The file defines `UserOptimizedTransformer(config)`; `python FILE ORGANISER.py [flags]` runs the organiser's script
     with it, and `rooflane submit --candidate FILE` does so for a whole shape file.
     """
-    from rooflane.eval.export import export, write_export
+    from rooflane.eval.export.write import export, write_export
     from rooflane.eval.worker.candidates import load_rule_table, parse_candidate
 
-    device = load_profile(profile)
+    device = find_profile(profile)
     found = export(find_shapes(file, shape or ()), parse_candidate(candidate), device, load_rule_table(rules))
     write_export(found.text, out)
     if as_json:

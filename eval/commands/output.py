@@ -1,4 +1,4 @@
-"""What every command shares: the console, JSON, tables, units and the shape file named on the command line."""
+"""What commands share: the console, JSON, tables, units, and the shape file named on the command line."""
 
 from __future__ import annotations
 
@@ -10,27 +10,32 @@ from typing import Annotated, Any
 
 import typer
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 import rooflane.shapes
+from rooflane.dispatch import Profile, load_profile
+from rooflane.dispatch.device import AUTO, kept_note
 from rooflane.shapes import Shape, ShapeError, load_shapes
 
-# A pipe or a log has no width of its own; at rich's 80 columns the tables would wrap.
+# A pipe has no width, and at rich's default of 80 columns tables would wrap.
 PIPE_WIDTH = 160
 
 ShapeFile = Annotated[str, typer.Argument(metavar="FILE", help="Shape file; a shipped one by its bare name.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 ProfileName = Annotated[str, typer.Option("--profile", help="Device profile: a name, a TOML file, or auto.")]
 RulesFile = Annotated[
-    str | None, typer.Option("--rules", metavar="FILE", help="Your rules, tried before ours; shipped: ours alone.")
+    str | None,
+    typer.Option("--rules", metavar="FILE", help="Your rules, tried before the shipped ones; `shipped`: those alone."),
 ]
 
 
 def console(stderr: bool = False) -> Console:
     """Return a console for tables, or for progress and remarks on standard error."""
     stream = sys.stderr if stderr else sys.stdout
-    # Names and reasons are the user's: brackets and colons in them are no markup.
+    # Names and reasons come from the user: brackets and colons in them are not markup.
     width = None if stream.isatty() else PIPE_WIDTH
     return Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
 
@@ -40,15 +45,64 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2))
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[str] = ()) -> None:
-    """Print a table: figures to the right, the columns named in `left` and the first to the left."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        aligned = "left" if column in left or column == columns[0] else "right"
-        table.add_column(column, justify=aligned, overflow="fold")
+def print_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str | Text]],
+    left: Sequence[str] = (),
+    drop: Sequence[str] = (),
+) -> None:
+    """Print a table: figures to the right, the columns named in `left` and the first to the left.
+
+    No cell is broken: where the table is wider than the console, the columns of `drop` are left out one by one; a
+    table that is still too wide is printed as one block of lines for each row. An empty title prints none.
+    """
+    out = console()
+    if title:
+        out.print(title, style="italic")
+    widths = [max(map(_width, cells)) for cells in zip(columns, *rows, strict=True)]
+    shown = list(range(len(columns)))
+    for name in (*drop, None):
+        if sum(widths[at] + 2 for at in shown) - 2 <= out.width:
+            break
+        if name is None:
+            _print_blocks(out, columns, rows)
+            return
+        shown.remove(columns.index(name))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for at in shown:
+        table.add_column(columns[at], justify="left" if columns[at] in left or at == 0 else "right", no_wrap=True)
     for row in rows:
-        table.add_row(*row)
-    console().print(table)
+        table.add_row(*(row[at] for at in shown))
+    out.print(table)
+
+
+def _print_blocks(out: Console, columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> None:
+    """Print each row as its first cell, then one line for every other cell; long text wraps between words."""
+    for first, *cells in rows:
+        out.print(Text("\n") + Text(str(first), style="bold"))
+        block = Table.grid(padding=(0, 2))
+        block.add_column(no_wrap=True)
+        block.add_column()
+        for name, cell in zip(columns[1:], cells, strict=True):
+            block.add_row(f"  {name}", cell)
+        out.print(block)
+
+
+def _width(cell: str | Text) -> int:
+    return max(map(cell_len, str(cell).splitlines()), default=0)
+
+
+def find_profile(name: str, kind: str | None = None) -> Profile:
+    """Return the profile of that name, and report on standard error when `auto` means a kept one."""
+    report_kept_profile(name, kind)
+    return load_profile(name, kind)
+
+
+def report_kept_profile(name: str, kind: str | None = None) -> None:
+    """Print the kept profile and its age on standard error if the profile is `auto` and means one."""
+    if name.lower() == AUTO and (note := kept_note(kind)):
+        print(note, file=sys.stderr)
 
 
 def find_shapes(name: str, only: Sequence[str] = ()) -> list[Shape]:
@@ -64,14 +118,9 @@ def find_shapes(name: str, only: Sequence[str] = ()) -> list[Shape]:
     return [shape for shape in shapes if not only or shape.id in only]
 
 
-def duration(seconds: float) -> str:
-    """Return seconds in the unit that reads best, three digits."""
-    if seconds == 0:
-        return "0"
-    units = ((1e-3, 1e6, "us"), (1, 1e3, "ms"), (3600, 1, "s"), (float("inf"), 1 / 3600, "h"))
-    scale, unit = next((scale, unit) for limit, scale, unit in units if seconds < limit)
-    value = seconds * scale
-    return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun, such as `1 shape` or `2 shapes`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def rough_duration(seconds: float) -> str:
@@ -80,11 +129,3 @@ def rough_duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
-
-
-def size(count: float) -> str:
-    """Return bytes in the unit that reads best, three digits."""
-    for limit, unit, scale in ((1e6, "kB", 1e3), (1e9, "MB", 1e6), (1e12, "GB", 1e9)):
-        if count < limit:
-            return f"{count / scale:.3g} {unit}"
-    return f"{count / 1e12:.3g} TB"

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rooflane.dispatch import RouteError, classify, load_profile, load_rules, refusal, route
+from rooflane.dispatch import Route, RouteError, classify, load_rules, refusal, route
+from rooflane.dispatch.units import duration, size
 from rooflane.eval.commands.output import (
     AsJson,
     ProfileName,
     RulesFile,
     ShapeFile,
     console,
-    duration,
+    counted,
+    find_profile,
     find_shapes,
     print_json,
     print_table,
-    size,
 )
 from rooflane.families import load_families
 
@@ -32,7 +34,7 @@ def classify_command(
 ) -> None:
     """Predict what limits each shape's eager forward: launch, bandwidth or compute, with the evidence."""
     shapes = find_shapes(file)
-    device = load_profile(profile)
+    device = find_profile(profile)
     found = [classify(shape, device) for shape in shapes]
     document = {"profile": device.model_dump(mode="json"), "shapes": [item.as_dict() for item in found]}
     if save:
@@ -74,36 +76,65 @@ def classify_command(
         "peak",
         "eager",
     ]
-    print_table(title, columns, rows, left=("shape", "regime"))
+    print_table(title, columns, rows, left=("shape", "regime"), drop=("shape", "break-even", "ops", "peak"))
 
 
 def route_command(
     file: ShapeFile,
+    shape: Annotated[list[str] | None, typer.Option(metavar="ID", help="Only this shape; repeatable.")] = None,
     profile: ProfileName = "auto",
     rules: RulesFile = None,
+    details: Annotated[
+        bool, typer.Option("--details", help="Also show the evidence, and every rejected rule and family.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say which rule and family serve each shape, and why every other one does not. Exit 2 when a shape has none."""
-    shapes = find_shapes(file)
-    device, table = load_profile(profile), load_rules(rules)
+    """Show which rule and family serve each shape. Exit 2 when a shape has none.
+
+    With --details, show why every other rule and family does not serve it.
+    """
+    shapes = find_shapes(file, shape or ())
+    device, table = find_profile(profile), load_rules(rules)
     routes, unserved = [], []
-    for shape in shapes:
+    for item in shapes:
         try:
-            routes.append(route(shape, device, table))
+            routes.append(route(item, device, table))
         except RouteError as error:
             unserved.append(str(error))
     if as_json:
         print_json([item.as_dict() for item in routes])
-    elif routes:
+    elif details and routes:
         print("\n\n".join(item.explain() for item in routes), flush=True)
+    elif routes:
+        _print_routes(routes, device.title)
     if unserved:
         raise RouteError("; ".join(unserved))
+
+
+def _print_routes(routes: list[Route], device: str) -> None:
+    """Print one line a shape, and how many shapes each family serves."""
+    rows = [
+        (
+            item.shape.id,
+            item.shape.label(),
+            item.classification.regime,
+            item.rule.name,
+            item.family + "".join(f" {name}={value}" for name, value in item.options.items()),
+            duration(item.predicted_s),
+        )
+        for item in routes
+    ]
+    columns = ("id", "shape", "regime", "rule", "family", "predicted")
+    print_table(device, columns, rows, left=columns[:-1], drop=("shape", "regime"))
+    served = Counter(item.family for item in routes).most_common()
+    print(f"{counted(len(routes), 'shape')}: " + ", ".join(f"{count} by {family}" for family, count in served), end="")
+    print("; --details shows what was rejected and why", flush=True)
 
 
 def families_command(profile: ProfileName = "auto", as_json: AsJson = False, file: ShapeFile = "published.csv") -> None:
     """List the families: which shapes of FILE each can build on the device, and why not the rest."""
     shapes = find_shapes(file)
-    device = load_profile(profile)
+    device = find_profile(profile)
     rows = []
     for name, spec in load_families().items():
         refused: dict[str, list[str]] = {}

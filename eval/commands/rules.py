@@ -1,45 +1,54 @@
-"""Read and check rule tables: rules list, check, explain."""
+"""Rule tables: rules list, check, explain, new and regret."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rooflane.dispatch import (
     Profile,
     RouteError,
+    RuleError,
     RuleTable,
     classify,
-    load_profile,
+    lint,
     load_rules,
+    parse_rules,
     refusal,
     route,
     show_condition,
 )
-from rooflane.dispatch.conditions import facts
+from rooflane.dispatch.conditions import FIELDS, facts
+from rooflane.dispatch.rule_files import find_user_table
+from rooflane.dispatch.rule_text import insert_row, parse_options, parse_when
+from rooflane.dispatch.rules import SHIPPED_RULES
 from rooflane.eval.commands.group import Group
 from rooflane.eval.commands.output import (
     AsJson,
     ProfileName,
     RulesFile,
     console,
+    counted,
+    find_profile,
     find_shapes,
     print_json,
     print_table,
 )
-from rooflane.eval.commands.rules_new import new_command
-from rooflane.eval.commands.rules_regret import regret_command
 from rooflane.eval.exit_codes import ExitCode
-from rooflane.families import get_family
+from rooflane.families import FamilyError, get_family, load_families
 from rooflane.shapes import Shape
 
+if TYPE_CHECKING:
+    from rooflane.eval.stats.intervals import Interval
+
 PUBLISHED = "published.csv"
+DEFAULT_FILE = "my_rules.toml"
 
 app = Group(no_args_is_help=True, help="List, check, explain, add and judge the rules that choose a family.")
-app.command("new")(new_command)
 
 
 @app.command("list")
@@ -49,7 +58,7 @@ def list_command(rules: RulesFile = None, as_json: AsJson = False) -> None:
     Exit 2 when the table cannot be used.
     """
     table = load_rules(rules, strict=False)
-    errors = [str(finding) for finding in table.lint() if finding.severity == "error"]
+    errors = [str(finding) for finding in lint(table, warnings=False)]
     if as_json:
         rows = [rule.model_dump(mode="json") for rule in table.rules]
         print_json([row | {"from": table.place(index)} for index, row in enumerate(rows)])
@@ -77,7 +86,7 @@ def _condition(raw: object) -> str:
 
 
 def _remarks(table: RuleTable, errors: list[str]) -> list[str]:
-    """Return what a reader of the rows alone would miss."""
+    """Return what the rows alone do not show."""
     remarks = [f"error: {error}" for error in errors]
     if table.left_out:
         remarks.append(f"shipped rules out of use, a row of their name stands above: {', '.join(table.left_out)}")
@@ -93,14 +102,14 @@ def check_command(
 ) -> None:
     """Check a table: unknown names, rows that can never act, accidental overlaps. Exit 2 when it cannot be used."""
     table = load_rules(rules, strict=False)
-    findings = table.lint()
+    findings = lint(table)
     if as_json:
         print_json([vars(finding) for finding in findings])
     else:
         for finding in findings:
             print(f"{finding.severity}: {finding}")
         if not findings:
-            print(f"{table.title()}: {len(table.rules)} rules, nothing wrong")
+            print(f"{table.title()}: {counted(len(table.rules), 'rule')}, nothing wrong")
     if any(finding.severity == "error" for finding in findings):
         raise typer.Exit(ExitCode.USAGE)
 
@@ -116,7 +125,7 @@ def explain_command(
     as_json: AsJson = False,
 ) -> None:
     """Show each rule's verdict on each shape: chosen, or the condition that does not hold."""
-    device, table = load_profile(profile), load_rules(rules)
+    device, table = find_profile(profile), load_rules(rules)
     answers = [_explain(item, device, table) for item in _shapes(shapes, shape or [])]
     if as_json:
         print_json(answers)
@@ -125,7 +134,8 @@ def explain_command(
         places = answer["from"]
         rows = [(name, verdict, places[name]) for name, verdict in answer["rules"].items()]
         title = f"shape {answer['shape']} ({answer['label']}) on {device.title}"
-        print_table(title, ("rule", "verdict", "from"), rows, left=("rule", "verdict", "from"))
+        columns = ("rule", "verdict", "from")
+        print_table(title, columns, rows, left=columns, drop=("from",))
         if answer["chosen"] is None:
             console(stderr=True).print(f"shape {answer['shape']}: no rule's family can serve it; see `rooflane route`")
 
@@ -160,4 +170,145 @@ def _explain(shape: Shape, device: Profile, table: RuleTable) -> dict[str, objec
     return {"shape": shape.id, "label": shape.label(), "chosen": chosen, "rules": verdicts, "from": places}
 
 
-app.command("regret")(regret_command)
+@app.command("new")
+def new_command(
+    name: Annotated[
+        str | None, typer.Option(help="The row's name; a shipped row of that name goes out of use.")
+    ] = None,
+    when: Annotated[
+        list[str] | None, typer.Option(metavar="COND", help="seq_len<=128, d_model=64,128, causal=true; repeatable.")
+    ] = None,
+    always: Annotated[bool, typer.Option("--always", help="No condition: the row matches every shape.")] = False,
+    family: Annotated[
+        str | None, typer.Option(help="Where it sends the shape; `rooflane families` lists them.")
+    ] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="An option of the family; repeatable.")
+    ] = None,
+    because: Annotated[str | None, typer.Option(help="Why: what the shape gains there.")] = None,
+    into: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help=f"Your table, made if missing.  [the one in force, or {DEFAULT_FILE}]"),
+    ] = None,
+    before: Annotated[
+        str | None, typer.Option(metavar="ROW", help="Put it before this row.  [last, but before a row for everything]")
+    ] = None,
+) -> None:
+    """Write a row into a table of your own; on a terminal it asks for what the options leave out.
+
+    The row is checked first: an unknown field, family or option leaves the file as it was.
+    """
+    if always and when:
+        raise RuleError("--always and --when contradict each other; leave one out")
+    asks = sys.stdin.isatty()
+    missing = [flag for flag, value in (("--name", name), ("--family", family), ("--because", because)) if not value]
+    missing += [] if when or always else ["--when (or --always)"]
+    if missing and not asks:
+        raise RuleError(f"rules new lacks {', '.join(missing)}; give them, or run it on a terminal, where it asks")
+    row: dict[str, Any] = {
+        "name": name or _ask("name of the row", str.strip),
+        "when": parse_when(when) if when else {} if always else _ask_when(),
+        "family": _family(family) if family else _ask(f"family ({', '.join(load_families())})", _family),
+        "options": parse_options(option or []),
+        "because": because or _ask("because", str.strip),
+    }
+    path = into or _own_table()
+    old = path.read_text(encoding="utf-8") if path.exists() else ""
+    known = {(finding.kind, finding.rule) for finding in lint(parse_rules(old, str(path)))}
+    text, table = insert_row(old, row, path, before)
+    path.write_text(text, encoding="utf-8")
+    index = [rule.name for rule in table.rules].index(row["name"])
+    print(f"{table.where(index)}: row {row['name']!r} written, number {index + 1} of {len(table.rules)} that are tried")
+    for finding in lint(table):
+        if (finding.kind, finding.rule) not in known:
+            print(f"{finding.severity}: {finding}")
+    if find_user_table(None)[0] != path:
+        console(stderr=True).print(
+            f"to use it: --rules {path}, or ROOFLANE_RULES={path}, or in pyproject.toml [tool.rooflane] rules = "
+            f'"{path}"',
+        )
+
+
+def _own_table() -> Path:
+    """Return the user's table in force, or where a first one goes."""
+    found, _ = find_user_table(None)
+    return Path(DEFAULT_FILE) if found is None or found == SHIPPED_RULES else found
+
+
+def _ask(question: str, read: Callable[[str], Any]) -> Any:
+    """Ask until the input can be read; print each time why it could not."""
+    while True:
+        try:
+            return read(typer.prompt(question))
+        except (RuleError, FamilyError) as error:
+            console(stderr=True).print(str(error))
+
+
+def _ask_when() -> dict[str, Any]:
+    """Ask for conditions, one a line, until an empty one."""
+    print(f"conditions such as seq_len<=128 or regime=launch, one a line, an empty line ends; on {', '.join(FIELDS)}")
+    given: list[str] = []
+
+    def read(text: str) -> bool:
+        if text:
+            parse_when([*given, text])
+            given.append(text)
+        return bool(text)
+
+    while _ask_optional("condition", read):
+        pass
+    return parse_when(given)
+
+
+def _ask_optional(question: str, read: Callable[[str], bool]) -> bool:
+    try:
+        return read(typer.prompt(question, default="", show_default=False).strip())
+    except RuleError as error:
+        console(stderr=True).print(str(error))
+        return True
+
+
+def _family(name: str) -> str:
+    return get_family(name.strip()).name
+
+
+@app.command("regret")
+def regret_command(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run of several families beside each other.")],
+    rules: RulesFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how much longer the table's choices take than the best family measured, with an interval.
+
+    The best family of a shape is chosen for each process on the other processes, so that noise does not count as a
+    better choice.
+    """
+    from rooflane.eval.stats.regret import regret
+    from rooflane.eval.stats.run import open_run
+
+    found = regret(open_run(run), load_rules(rules))
+    if as_json:
+        print_json(found.as_dict())
+        return
+    columns = ("id", "rule", "choice", "best of the others", "choice over best [95%]", "judged by itself")
+    rows = [
+        (row.shape, row.rule, row.choice, row.best, _ratio(row.regret), f"{row.apparent:.3g}x") for row in found.shapes
+    ]
+    left = ("rule", "choice", "best of the others")
+    print_table(
+        f"regret of {found.rules}, run {found.run}", columns, rows, left=left, drop=("judged by itself", "rule")
+    )
+    for shape, reason in found.left_out.items():
+        print(f"shape {shape}: left out, {reason}")
+    over = f"over {counted(len(found.shapes), 'shape')}"
+    print(f"table over oracle: {_ratio(found.table)} {over}; {found.apparent:.3g}x with the oracle judged by itself")
+    for family, ratio in sorted(found.singles.items(), key=lambda item: item[1].centre):
+        print(f"{family} for all, over oracle: {_ratio(ratio)}")
+    if found.single_over_table:
+        print(f"best one family for all, over the table: {_ratio(found.single_over_table)}")
+    else:
+        print("no family was right and timed on all of these shapes, so none can be compared over all of them")
+
+
+def _ratio(value: Interval) -> str:
+    return f"{value.centre:.3g}x [{value.low:.3g}, {value.high:.3g}]"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rooflane.eval.commands.output import AsJson, print_json, print_table
+from rooflane.eval.commands.output import AsJson, console, print_json
 from rooflane.eval.exit_codes import EvaluationError
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ def plan_command(
 ) -> None:
     """Say how many processes, and minutes, a wanted resolution takes, from the noise of null results."""
     from rooflane.eval.record.nulls import store_path
+    from rooflane.eval.report.report import print_table, print_text
+    from rooflane.eval.report.table import Table
     from rooflane.eval.stats.power import noise_of, parse_share, plan
     from rooflane.eval.stats.run import find_nulls
 
@@ -67,14 +69,17 @@ def plan_command(
         for place, found in plans
     ]
     columns = ("noise from", "sd", "processes", "power", "80% sees", "minutes")
-    print_table(f"to see {wanted:.2%}", columns, rows)
+    screen = console()
+    print_table(Table(f"to see {wanted:.2%}", columns, tuple(rows), 1), screen)
     for place, found in plans:
         if not found.enough:
-            print(f"{place}: {max_processes} processes do not see {found.see:.2%}; they see {found.smallest:.2%}.")
-    print(
-        "The interval must clear the noise floor: "
-        + (f"{known:.2%}." if known else "this run's own null half-width, until 19 nulls are stored.")
-        + " Fix the number before the run; do not add processes until a result pleases."
+            said = f"{place}: {max_processes} processes do not see {found.see:.2%}; they see {found.smallest:.2%}."
+            print_text(said, screen)
+    clear = f"{known:.2%}" if known else "this run's own null half-width, until 19 nulls are stored"
+    print_text(
+        f"The interval must clear the noise floor: {clear}. Fix the number of processes before the run. "
+        "Do not add more after seeing the result.",
+        screen,
     )
 
 
@@ -100,7 +105,8 @@ def price_command(
     as_json: AsJson = False,
 ) -> None:
     """Price a mix of shapes: all its valid tokens over all its time, in $ per 1e9 tokens, with interval."""
-    from rooflane.eval.report.table import interval, number, price
+    from rooflane.eval.report.report import print_table, print_text
+    from rooflane.eval.report.table import Table, interval, number, price
     from rooflane.eval.stats.mix import price_mix
     from rooflane.eval.stats.run import open_run
 
@@ -113,14 +119,15 @@ def price_command(
         for arm, rate, dollars in ((found.arm, found.tokens_per_s, found.price), ("eager", *found.eager))
         if rate
     ]
-    print_table(
-        f"{', '.join(f'{calls:g} x shape {name}' for name, calls in found.calls.items())}, at {utilisation:.0%} "
-        f"utilisation and {found.price_per_hour:g} $/h",
-        ("arm", "tokens/s", "$/1e9 tok [95%]"),
-        rows,
-    )
+    mix = ", ".join(f"{calls:g} x shape {name}" for name, calls in found.calls.items())
+    title = f"{mix}, at {utilisation:.0%} utilisation and {found.price_per_hour:g} $/h"
+    screen = console()
+    print_table(Table(title, ("arm", "tokens/s", "$/1e9 tok [95%]"), tuple(rows), 1), screen)
     if found.ratio:
-        print(f"{found.arm} serves the mix {interval(found.ratio)} as fast as eager, which is no geometric mean.")
+        ratio = interval(found.ratio)
+        print_text(
+            f"{found.arm} serves the mix {ratio} as fast as eager. This is the ratio of the total times.", screen
+        )
 
 
 def _calls(mix: list[str]) -> dict[str, float]:

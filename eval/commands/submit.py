@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from rooflane.eval.commands.output import AsJson, RulesFile, console, find_shapes, print_table
+from rooflane.eval.commands.output import AsJson, RulesFile, console, find_shapes, print_table, report_kept_profile
 
 if TYPE_CHECKING:
     from rooflane.eval.submit import Submission, SubmitEvent
 
-# What may stand beside --resume: how the result is shown, not how it is measured.
-RESUME_OPTIONS = {"resume", "as_json", "beside"}
+# What may be given with --resume: how the result is shown, not how it is measured.
+RESUME_OPTIONS = {"resume", "as_json"}
 DEFAULT_SHAPES = "published.csv"
 
 
@@ -42,35 +42,33 @@ def submit_command(
         str, typer.Option(metavar="FLAGS", help='Flags for the script, such as "--repeats 20 --warmup 5".')
     ] = "",
     time_limit: Annotated[float, typer.Option(metavar="SECONDS", help="What one run may take.")] = 600.0,
-    beside: Annotated[
-        str | None, typer.Option(metavar="RUN[::ARM]", help="Compare with this run of rooflane eval --inputs fixed.")
-    ] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where submission folders go.")] = Path("runs"),
-    resume: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Go on with an interrupted submission.")] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Continue an interrupted submission.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run the organiser's own script, untouched, over SHAPES with our model in its place.
+    """Run the organiser's script, unchanged, over SHAPES with the candidate as its model.
 
     Every shape runs in a fresh process; the printed figures become rows, with the raw text, in a folder under --out.
     Exit status: 0 complete and accurate, 2 a request that cannot be run or a script that changed, 20 outside the
     tolerance, 22 a run failed, 130 interrupted.
     """
-    from rooflane.eval.stats.run import open_run
-    from rooflane.eval.submit import compare_with_run, resume_submission, submit
+    from rooflane.eval.submit import resume_submission, submit
 
     if resume is not None:
-        _refuse_beside_resume(context)
+        _refuse_with_resume(context)
     elif organiser is None:
         raise typer.BadParameter("name the organiser's script: --organiser PATH", context)
-    folder, _, arm = (beside or "").partition("::")
-    ours = open_run(folder) if folder else None
     if resume is not None:
         with follow() as on_event:
             submission = resume_submission(resume, on_event=on_event)
     else:
         shapes = find_shapes(file, shape or ())
+        from rooflane.eval.record.environment import resolve_device
         from rooflane.eval.submit import read_organiser
+        from rooflane.eval.submit.flags import check_device
 
+        check_device(device)
+        report_kept_profile(profile, resolve_device(device.removesuffix(":0")))
         print(read_organiser(organiser).note(), file=sys.stderr)
         with follow() as on_event:
             submission = submit(
@@ -87,11 +85,11 @@ def submit_command(
                 command=shlex.join(["rooflane", *sys.argv[1:]]),
                 on_event=on_event,
             )
-    _finish(submission, compare_with_run(submission, ours, arm) if ours else None, as_json)
+    _finish(submission, as_json)
 
 
-def _refuse_beside_resume(context: typer.Context) -> None:
-    """Refuse what would have no effect: a resumed submission keeps the settings it was started with."""
+def _refuse_with_resume(context: typer.Context) -> None:
+    """Refuse options that would have no effect: a resumed submission keeps its settings."""
     given = [
         name
         for name in context.params
@@ -99,23 +97,20 @@ def _refuse_beside_resume(context: typer.Context) -> None:
     ]
     if given:
         names = ", ".join(name.replace("_", "-") for name in given)
-        raise typer.BadParameter(f"--resume goes on with the submission's own settings; leave out: {names}", context)
+        raise typer.BadParameter(f"--resume keeps the submission's own settings; leave out: {names}", context)
 
 
-def _finish(submission: Submission, beside, as_json: bool) -> None:
+def _finish(submission: Submission, as_json: bool) -> None:
     """Show the submission and leave with its exit status."""
-    from rooflane.eval.submit import render_json, summarise_submission
-    from rooflane.eval.submit.report import beside_table, remarks, submission_table
+    from rooflane.eval.submit.submission import remarks, render_json, submission_table, summarise_submission
 
     summary = summarise_submission(submission)
     lines = sys.stderr if as_json else sys.stdout
     if as_json:
-        print(render_json(summary, beside))
+        print(render_json(summary))
     else:
         print_table("As the organiser's script prints it", *submission_table(summary), left=("shape", "family"))
-        if beside:
-            print_table("Beside our own run", *beside_table(beside))
-    for line in remarks(summary, beside):
+    for line in remarks(summary):
         print(line, file=lines)
     print(f"rows with the raw text: {submission.folder}", file=sys.stderr)
     if submission.interrupted:

@@ -1,4 +1,4 @@
-"""Look at the machine and the installation: what is here, what is missing, and how to get it. Works without torch."""
+"""Check the machine and the installation: what is present, what is missing, how to get it. Works without torch."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from rooflane.eval.stats.host_pace import SLOW, core_paces, slow_cores
+from rooflane.families.runtime.host import find_ninja
 from rooflane.families.runtime.runtime_compiler import host_compiler, missing_compiler, python_header
 
 PACKAGES = ("shapes", "baseline", "families", "dispatch", "eval")
@@ -82,7 +83,7 @@ def _versions() -> list[Finding]:
         findings.append(Finding("triton", "missing", "not installed", remedy))
     else:
         findings.append(Finding("triton", "ok", triton))
-    for name in ("numpy", "scipy", "pydantic", "matplotlib"):
+    for name in ("numpy", "scipy", "pandas", "pydantic", "matplotlib"):
         found = _installed(name)
         remedy = "" if found else f"pip install {name}"
         findings.append(Finding(name, "ok" if found else "missing", found or "not installed", remedy))
@@ -99,7 +100,7 @@ def _devices() -> list[Finding]:
         return [Finding("gpu", "note", "NVML bindings are missing", "pip install nvidia-ml-py"), *_torch_cuda(0)]
     except pynvml.NVMLError as error:
         remedy = "none needed to run on the CPU; on a GPU machine install the NVIDIA driver"
-        return [Finding("gpu", "note", f"no NVIDIA driver answers ({error})", remedy), *_torch_cuda(0)]
+        return [Finding("gpu", "note", f"no NVIDIA driver responds ({error})", remedy), *_torch_cuda(0)]
     try:
         findings = [Finding("driver", "ok", str(pynvml.nvmlSystemGetDriverVersion()))]
         count = pynvml.nvmlDeviceGetCount()
@@ -158,15 +159,15 @@ def _torch_cuda(driver_gpus: int) -> list[Finding]:
 
 
 def _compilers() -> list[Finding]:
-    """Report the compilers: g++ serves torch.compile and our launches, NVRTC the kernels in CUDA C++."""
-    findings = []
-    findings.append(_cpp_compiler())
-    header = python_header()
-    if header.exists():
-        findings.append(Finding("python headers", "ok", str(header)))
+    """Report the compilers: C++ with ninja for torch.compile and the call path, NVRTC for the CUDA C++ kernels."""
+    compiler, headers = _cpp_compiler(), _python_headers()
+    findings = [compiler, headers, _ninja()]
+    lacking = [finding.topic for finding in (compiler, headers) if finding.status != "ok"]
+    if lacking:
+        remedy = f"get the {' and the '.join(lacking)} as shown above; until then calls go through Python"
+        findings.append(Finding("c++ host path", "note", f"cannot be built without the {', '.join(lacking)}", remedy))
     else:
-        remedy = "install them (Debian: apt-get install python3-dev); Triton and our calls in C++ need them"
-        findings.append(Finding("python headers", "missing", f"{header} is not there", remedy))
+        findings.append(Finding("c++ host path", "ok", "can be built: a compiler and Python's headers are here"))
     missing = missing_compiler()
     if missing:
         remedy = "on an H100 or H200: pip install 'rooflane[hopper]'; without it the slower Triton kernels run there"
@@ -176,13 +177,29 @@ def _compilers() -> list[Finding]:
     return findings
 
 
+def _python_headers() -> Finding:
+    header = python_header()
+    if header.exists():
+        return Finding("python headers", "ok", str(header))
+    remedy = "install them (Debian: apt-get install python3-dev); Triton and the C++ call path need them"
+    return Finding("python headers", "missing", f"{header} is not there", remedy)
+
+
+def _ninja() -> Finding:
+    """Report ninja, on the path or beside this Python, as pip installs it."""
+    if found := find_ninja():
+        return Finding("ninja", "ok", _first_line(found, "--version"))
+    remedy = "pip install ninja; until then the C++ compiler is called directly"
+    return Finding("ninja", "note", "none on the path", remedy)
+
+
 def _cpp_compiler() -> Finding:
     """Report the C++ compiler by giving it a line to compile."""
     topic = "c++ compiler"
     try:
         command = host_compiler()
     except RuntimeError as error:
-        return Finding(topic, "missing", str(error), "mend CXX or unset it")
+        return Finding(topic, "missing", str(error), "fix CXX or unset it")
     if not command:
         remedy = "install g++ (Debian: apt-get install g++); torch.compile and Triton need it"
         return Finding(topic, "missing", "none on the path", remedy)
@@ -192,13 +209,13 @@ def _cpp_compiler() -> Finding:
             check, input="int main() {}\n", capture_output=True, text=True, errors="replace", timeout=30
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        said = str(error)
+        reason = str(error)
     else:
         if not done.returncode:
             return Finding(topic, "ok", _first_line(*command, "--version"))
-        said = " ".join(done.stderr.split())[:200] or f"it ends with status {done.returncode}"
-    remedy = "install g++ 10 or newer (Debian: apt-get install g++); if CXX is set, mend or unset it"
-    return Finding(topic, "missing", f"{' '.join(command)} does not compile C++20: {said}", remedy)
+        reason = " ".join(done.stderr.split())[:200] or f"it ends with status {done.returncode}"
+    remedy = "install g++ 10 or newer (Debian: apt-get install g++); if CXX is set, fix or unset it"
+    return Finding(topic, "missing", f"{' '.join(command)} does not compile C++20: {reason}", remedy)
 
 
 def _first_line(command: str, *arguments: str) -> str:
@@ -206,7 +223,7 @@ def _first_line(command: str, *arguments: str) -> str:
     try:
         done = subprocess.run([command, *arguments], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{command} does not answer ({error})"
+        return f"{command} does not respond ({error})"
     lines = done.stdout.strip().splitlines() or ["prints no version"]
     return f"{lines[0]} at {command}"
 

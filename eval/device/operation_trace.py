@@ -18,15 +18,15 @@ Forward = Callable[[Tensor, Tensor | None], Tensor]
 COPY_PREFIX = "Memcpy DtoD"
 # Other transfers and fills the driver lists beside kernels; the baseline submits none of them.
 NEITHER_PREFIXES = ("Memcpy ", "Memset ")
-# torch.compile names each graph by a hash; the time of its own loops is told apart from the operations it calls.
+# torch.compile names each graph by a hash; the time of its own loops is listed apart from the operations it calls.
 GENERATED_PREFIX = "## Call CompiledFxGraph"
 GENERATED_NAME = "compiled graph's generated code"
-# Host functions that only pass on to the operation doing the work, which is listed in their place.
+# Host functions that call the operation that does the work; that operation is listed instead.
 WRAPPER_NAMES = """
     linear matmul reshape contiguous clone masked_fill ones zeros layer_norm softmax to _to_copy type_as
     scaled_dot_product_attention chunk split unbind flatten
 """
-# Host functions that touch no element.
+# Host functions that read and write no element.
 METADATA_NAMES = """
     empty empty_like empty_strided new_empty view _unsafe_view as_strided transpose t permute expand unsqueeze squeeze
     slice select narrow _reshape_alias resolve_conj resolve_neg detach alias lift_fresh result_type is_nonzero item
@@ -61,7 +61,7 @@ def count_launches(launches: list[Launch]) -> tuple[int, int]:
 
 def trace(forward: Forward, x: Tensor, mask: Tensor | None) -> list[Launch]:
     """Return the operations of one warmed call in the order they started."""
-    # The profiler's library reports its own start and stop as if they were errors.
+    # The profiler's library prints its own start and stop as errors.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     cuda, await_device = x.device.type == "cuda", make_clock(x.device).synchronize
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]

@@ -1,4 +1,4 @@
-"""Look inside one forward: every operation's time, arithmetic, traffic and place under the device's roofline."""
+"""Profile one forward: the time, arithmetic, traffic and place under the roofline of every operation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rooflane.baseline import (
 from rooflane.dispatch import Profile, load_profile
 from rooflane.dispatch.ledger import Op, ledger
 from rooflane.eval.device.operation_trace import Forward, Launch, count_launches, trace
-from rooflane.eval.device.probe import measure_profile
+from rooflane.eval.device.probe import measure_once
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.record.arm_id import parse_arm
 from rooflane.eval.record.environment import resolve_device
@@ -36,7 +36,7 @@ SEED = 1234
 
 @dataclass(frozen=True)
 class Operation:
-    """Like operations of a forward, added up. FLOPs and bytes are None where nobody knows them."""
+    """Like operations of a forward, added up. FLOPs and bytes are None where they are unknown."""
 
     name: str
     kind: str
@@ -92,7 +92,7 @@ class ForwardProfile:
 
     @property
     def baseline_flops(self) -> int:
-        """Matrix arithmetic of the baseline forward, the measure every arm is held against."""
+        """Matrix arithmetic of the baseline forward, the measure every arm is compared with."""
         return ledger(self.shape).flops
 
     def as_dict(self) -> dict[str, object]:
@@ -136,13 +136,14 @@ def profile_arm(shape: Shape, arm: str, device: str, profile: str, rules: str | 
     """
     place = torch.device(resolve_device(device))
     reference_numerics(place)
-    # On a CPU the shipped profile is somebody else's host; a roof must be this one's.
-    limits = measure_profile(place) if profile == "auto" and place.type == "cpu" else load_profile(profile)
+    if arm != EAGER and arm not in CONTROLS:
+        parse_candidate(arm)  # a wrong name is its own paragraph, not a failure to build
+    # On a CPU the shipped profile describes another host; a roof must be this host's.
+    measure_once(profile, place.type)
+    limits = load_profile(profile, place.type)
     model = build_baseline(shape, place, SEED)
     forward: Forward | None = model
     if arm != EAGER:
-        if arm not in CONTROLS:
-            parse_candidate(arm)  # a wrong name is its own paragraph, not a failure to build
         wanted = parse_arm(arm, () if arm in CONTROLS else (arm,))
         built = build_arm(wanted, model, shape, place, limits, load_rule_table(rules), SEED)
         if built.forward is None:
@@ -169,11 +170,13 @@ def profile_operations(
         operations = _add_up_launches(launches)
         note = (
             f"the profiler saw {len(launches)} operations and the ledger lists {sum(op.device_ops for op in ops)}: "
-            "FLOPs and bytes are left out rather than guessed"
+            "so FLOPs and bytes are left out"
         )
     else:
         operations = _add_up_launches(launches)
-        note = "fused kernels do not tell their FLOPs and bytes; the baseline's arithmetic is given for the whole call"
+        note = (
+            "fused kernels do not report their FLOPs and bytes; the baseline's arithmetic is given for the whole call"
+        )
     kernels, copies = count_launches(launches)
     wall_s = _wall_s(forward, x, mask)
     return ForwardProfile(shape, arm, x.device.type, limits, operations, kernels, copies, wall_s, note)
@@ -223,7 +226,7 @@ def _add_up_launches(launches: list[Launch]) -> tuple[Operation, ...]:
 
 
 def _wall_s(forward: Forward, x: Tensor, mask: Tensor | None) -> float:
-    """Return the median wall time of a call, device work awaited, without the profiler's cost."""
+    """Return the median wall time of a call in seconds, until its device work ends, without the profiler's cost."""
     times, await_device = [], make_clock(x.device).synchronize
     with torch.inference_mode():
         for _ in range(WALL_CALLS):

@@ -7,10 +7,9 @@ from datetime import date
 
 import torch
 
-from rooflane.dispatch import Profile, ProfileError, load_profile, match_profile
-from rooflane.dispatch.device import host_memory_bytes
+from rooflane.dispatch import Profile, ProfileError, keep_profile, kept_path, load_profile, match_profile
+from rooflane.dispatch.device import AUTO, CPU, host_memory_bytes
 from rooflane.dispatch.profile import SI, Figure
-from rooflane.eval.device import probe_dispatch
 from rooflane.eval.device import probe_readings as read
 
 # Sizes and counts are exact; rounding a memory up would promise bytes that are not there.
@@ -21,7 +20,7 @@ def measure_profile(device: torch.device | str = "cpu", name: str | None = None)
     """Return the measured profile of a device; about three seconds on a CPU, ten on a GPU.
 
     Every figure that can be read here is marked measured, with the date and the device as its source. The price,
-    what the device does not tell, and an eager dispatch cost that a busy host may have lengthened are marked assumed.
+    what the device does not report, and an eager dispatch cost measured on a busy host are marked assumed.
     """
     device = torch.device(device)
     title = read.device_name(device)
@@ -36,7 +35,7 @@ def measure_profile(device: torch.device | str = "cpu", name: str | None = None)
         return Figure(value=value, unit=unit, mark="assumed", source=why)
 
     cache = read.cache_bytes(device)
-    dispatch_s, doubt = probe_dispatch.eager_dispatch_s(device)
+    dispatch_s, doubt = read.eager_dispatch_s(device)
     dispatch = measured(dispatch_s, "us")
     if doubt:
         source = f"{dispatch.source}, on a busy host: {doubt}; probe again when it is idle"
@@ -67,6 +66,12 @@ def measure_profile(device: torch.device | str = "cpu", name: str | None = None)
     )
 
 
+def measure_once(profile: str, kind: str) -> None:
+    """Measure this host and keep its profile where `profile` is `auto`, the device a CPU, and none is kept yet."""
+    if profile.lower() == AUTO and kind == CPU and not kept_path().is_file():
+        keep_profile(measure_profile(CPU))
+
+
 def _known_profile(device: torch.device, title: str) -> Profile | None:
     """Return the shipped profile of this device, for what cannot be measured: its price."""
     try:
@@ -90,12 +95,12 @@ def _cuda_figures(device: torch.device, measured) -> dict[str, Figure]:
 
 
 def _cpu_figures(measured, assumed) -> dict[str, Figure]:
-    """Return the figures of a host that a GPU would state otherwise; what a CPU lacks is 0."""
+    """Return the figures that differ between a CPU and a GPU; what a CPU lacks is 0."""
     absent = {"kernel_launch": "us", "graph_replay": "us", "shared_memory": "KiB"}
     figures = {name: assumed(0, unit, "a CPU has none") for name, unit in absent.items()}
-    # A CPU has no graph; the least any operation costs stands where a GPU states the cost of a node.
+    # A CPU has no graph; the least any operation costs is given where a GPU states the cost of a node.
     figures["graph_node"] = measured(read.smallest_op_s(torch.device("cpu")), "us")
     memory = host_memory_bytes()
     if memory is None:
-        raise ProfileError("this system does not tell its memory; write the profile by hand from devices/cpu.toml")
+        raise ProfileError("this system does not report its memory; write the profile by hand from devices/cpu.toml")
     return figures | {"memory": measured(memory, "GB", EXACT), "sm_count": measured(torch.get_num_threads(), "count")}

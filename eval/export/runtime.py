@@ -1,4 +1,4 @@
-"""What stands at the end of an exported file: the submitted class, its table of shapes, and how to run it."""
+"""The submitted class of an exported file, its table of shapes, and the run of the organiser's script."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rooflane.baseline.reference import BaselineTransformer
-from rooflane.eval.submit.place import run_with_class
+from rooflane.eval.submit.organiser import run_with_class
 from rooflane.eval.submit.placed import PlacedTransformer
 from rooflane.shapes.shape import Shape
 

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rooflane.eval.pytest_plugin.tolerance import (
+from rooflane.eval.pytest_plugin.markers import (
     MARKER,
     current_tolerance,
     read_tolerance,
+    shapes_of,
     tolerance_of,
     use_tolerance,
 )
@@ -40,13 +41,13 @@ def assert_close_gate(out: Tensor, ref: Tensor, atol: float | None = None, rtol:
     __tracebackhide__ = True
     from rooflane.eval.pytest_plugin.assertion import explain_failure
 
-    told = explain_failure(out, ref, current_tolerance().overridden(atol, rtol))
-    if told:
-        pytest.fail(told, pytrace=True)
+    failure = explain_failure(out, ref, current_tolerance().overridden(atol, rtol))
+    if failure:
+        pytest.fail(failure, pytrace=True)
 
 
 def fp64(forward: Any, *inputs: Any, **named: Any) -> Any:
-    """Return what a module or function gives in float64: the truth both sides of a gate can be held to."""
+    """Return a module's or function's output in float64, a reference for both sides of a gate."""
     from rooflane.eval.pytest_plugin.assertion import run_in_fp64
 
     return run_in_fp64(forward, inputs, named)
@@ -76,15 +77,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marker = metafunc.definition.get_closest_marker(SHAPES)
     if marker is not None:
-        from rooflane.eval.pytest_plugin.shape_files import shapes_of
-
         shapes = shapes_of(marker, metafunc)
         metafunc.parametrize("shape", shapes, ids=[shape.id for shape in shapes])
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Any:
-    # For the whole test, so that fixtures may use the gate too; what is wrong with the marker is told at setup.
+    # For the whole test, so that fixtures may use the gate too; a wrong marker is reported at setup.
     with use_tolerance(tolerance_of(item, complain=False)):
         return (yield)
 

@@ -1,4 +1,4 @@
-"""The gate in a test, and what a failing comparison is told as."""
+"""The gate in a test, and the message of a failing comparison."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rooflane.eval.check.gate import ATOL, RTOL, TILE, GateResult, check_gate
-from rooflane.eval.pytest_plugin.tolerance import Tolerance
+from rooflane.eval.pytest_plugin.markers import Tolerance
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ def package_version(name: str) -> str | None:
 def git_commit(root: Path = ROOT) -> str | None:
     """Return the checkout's commit, with "-dirty" when files differ from it; None outside a checkout.
 
-    `ROOFLANE_COMMIT` goes before: a copy without its history, as in a container, or with another's, is told its own.
+    `ROOFLANE_COMMIT` goes first, for a copy without its history, as in a container.
     """
     if stated := os.environ.get(COMMIT_VARIABLE):
         return stated
@@ -93,7 +93,7 @@ def describe_environment(device: str) -> dict[str, Any]:
             "capability": f"{properties.major}.{properties.minor}",
             "memory_bytes": properties.total_memory,
             "cuda": torch.version.cuda,
-            "driver": _nvml(lambda nvml, handle: _text(nvml.nvmlSystemGetDriverVersion())),
+            "driver": _driver_version(),
         }
     return facts
 
@@ -104,29 +104,6 @@ def gpu_uuid() -> str | None:
 
     uuid = getattr(torch.cuda.get_device_properties(0), "uuid", None)
     return f"GPU-{uuid}" if uuid else None
-
-
-def gpu_telemetry() -> dict[str, Any] | None:
-    """Return SM clock (MHz), temperature (C), power (W), throttle reasons and compute processes; None if unreadable."""
-
-    def read(nvml: Any, handle: Any) -> dict[str, Any]:
-        reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-        return {
-            "sm_mhz": nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
-            "temperature_c": nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
-            "power_w": nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
-            "throttle": [
-                name.removeprefix("nvmlClocksThrottleReason")
-                for name in dir(nvml)
-                if name.startswith("nvmlClocksThrottleReason")
-                and name.removeprefix("nvmlClocksThrottleReason") not in ("All", "None", "GpuIdle")
-                and isinstance(getattr(nvml, name), int)
-                and reasons & getattr(nvml, name)
-            ],
-            "processes": len(nvml.nvmlDeviceGetComputeRunningProcesses(handle)),
-        }
-
-    return _nvml(read)
 
 
 def available_memory_bytes() -> int:
@@ -140,28 +117,22 @@ def available_memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _nvml(read: Any) -> Any:
-    """Call `read(pynvml, handle)` for the GPU torch uses; None where the driver refuses or is absent."""
+def _driver_version() -> str | None:
+    """Return the version of the NVIDIA driver; None where the driver refuses or is absent."""
     try:
         import pynvml
-        import torch
 
         pynvml.nvmlInit()
-    except Exception:  # no NVIDIA driver, or no permission: telemetry is optional everywhere
+    except Exception:  # no NVIDIA driver, or no permission
         return None
     try:
-        uuid = gpu_uuid() if torch.cuda.is_available() else None
-        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid.encode()) if uuid else pynvml.nvmlDeviceGetHandleByIndex(0)
-        return read(pynvml, handle)
+        found = pynvml.nvmlSystemGetDriverVersion()
+        # Old bindings return bytes.
+        return found.decode() if isinstance(found, bytes) else found
     except pynvml.NVMLError:
         return None
     finally:
         pynvml.nvmlShutdown()
-
-
-def _text(value: str | bytes) -> str:
-    """Return an NVML string, which old bindings hand out as bytes."""
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def _cpu_model() -> str:

@@ -1,4 +1,4 @@
-"""Null results: what a comparison of an arm with its own copy gave, kept to tell the noise floor of later campaigns."""
+"""Null results: comparisons of an arm with its own copy, stored for the noise floor of later campaigns."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from rooflane.dispatch.device import state_dir
 from rooflane.eval.exit_codes import EvaluationError
-from rooflane.eval.record.state import state_dir
 
 NULLS_FILE = "nulls.jsonl"
 Key = tuple[str, str, int]  # machine, software, processes
-# The newest that a floor is computed from; older ones tell of a machine that has since changed.
+# A floor uses this many of the newest nulls; the machine may have changed since older ones.
 MOST_USED = 200
 
 
@@ -37,7 +37,7 @@ class NullResult(BaseModel):
 
     @property
     def key(self) -> Key:
-        """What must agree before one campaign's noise says something about another's."""
+        """The values that two campaigns must share before the noise of one applies to the other."""
         return self.machine, self.software, self.processes
 
 

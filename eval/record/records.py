@@ -266,7 +266,7 @@ class RunMeta(BaseModel):
         return [Shape(**fields) for fields in self.shapes]
 
     def planned(self, process: int, shape_id: str) -> tuple[str, ...]:
-        """Return the arms that owe a row in a process, in the order they are built; controls only where eager fits."""
+        """Return the arms planned for a process, in the order they are built; controls only where eager fits."""
         if self.prediction(shape_id).classification["regime"] == INFEASIBLE:
             return (EAGER, *self.candidates)
         compiles = process < self.settings["compile_processes"]

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from rooflane.eval.exit_codes import EvaluationError
 
 QUICK_PROCESSES = 3
-# What a device gets where the caller says nothing. A predicted GPU call above a minute is hardly a benchmark, and a
-# CPU run must end today; three processes of compiled controls give an interval, and each has to compile anew.
+# Defaults by device. A predicted GPU call above a minute is no useful benchmark, and a CPU run must end in one day.
+# Three processes of compiled controls give an interval; each process compiles again.
 DEFAULTS = {
     "cpu": {"budget_s": 1.0, "max_call_s": 5.0, "compile_processes": 3},
     # Eager host-bound calls of 2 ms fill 0.6 s with 300: thirteen shapes in eight processes stay within nine minutes.

@@ -209,7 +209,7 @@ def finding_table(summary: Summary) -> Table:
                 said.append(f"declared: {cell.contract}")
             said += cell.notes
             if cell.hidden_ms:
-                said.append(f"{number(cell.hidden_ms)} ms of a call ran where neither device nor host clock looked")
+                said.append(f"neither device clock nor host clock sees {number(cell.hidden_ms)} ms of a call")
             if cell.kind not in JUDGED_KINDS and cell.status not in ("ok", "skipped", "unsupported"):
                 said.append(f"{cell.status}: {cell.reason}")
             rows += [(row.shape.id, cell.arm, text) for text in said]

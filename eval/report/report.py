@@ -39,29 +39,29 @@ def render_terminal(summary: Summary, console: Console, details: bool = False) -
     """
     tables = all_tables(summary) if details else main_tables(summary)
     for table in tables:
-        _print_table(table, console)
+        print_table(table, console)
     lines = [*oversize_lines(summary), *not_run_lines(summary)]
     if details:
         lines += [environment_line(summary), *conditions(summary)]
     for line in lines:
-        _print(line, console)
+        print_text(line, console)
     for headline in summary.headlines:
-        _print("; ".join(headline_parts(headline)), console, style="bold")
+        print_text("; ".join(headline_parts(headline)), console, style="bold")
 
 
 def render_comparison(comparison: Comparison, console: Console) -> None:
     """Print a comparison as a table, the rows without a verdict with their reasons, and the mean under them."""
-    _print_table(comparison_table(comparison), console)
+    print_table(comparison_table(comparison), console)
     reasons = [(pair.shape, pair.why) for pair in comparison.pairs if pair.verdict == Verdict.NONE]
     left_out = [(shape, reason) for shape, reason in comparison.left_out.items()]
     for said, rows in (("no verdict", reasons), ("left out", left_out)):
         for names, reason in grouped(rows):
-            _print(f"{said} on {counted_shapes(names)}: {reason}", console)
+            print_text(f"{said} on {counted_shapes(names)}: {reason}", console)
     for note in comparison.notes:
-        _print(f"note: {note}", console)
+        print_text(f"note: {note}", console)
     mean = f"geometric mean {interval(comparison.geomean)}" if comparison.geomean else "no geometric mean"
     said = "" if comparison.verdict == Verdict.NONE else "A is "
-    _print(f"{mean}; {said}{verdict_word(comparison.verdict)}: {comparison.why}", console, style="bold")
+    print_text(f"{mean}; {said}{verdict_word(comparison.verdict)}: {comparison.why}", console, style="bold")
 
 
 def comparison_table(comparison: Comparison) -> Table:
@@ -129,8 +129,8 @@ def update_between_markers(path: str | Path, name: str, text: str) -> bool:
     return True
 
 
-def _print_table(table: Table, console: Console) -> None:
-    """Print a table as text, so that brackets in its cells are no markup, and a blank line after it."""
+def print_table(table: Table, console: Console) -> None:
+    """Print a table that fits the console, and a blank line after it; brackets in its cells are text."""
     for index, line in enumerate(terminal_lines(table, console.width)):
         console.print(
             line, style="bold" if index == 0 else "", markup=False, highlight=False, emoji=False, soft_wrap=True
@@ -138,7 +138,7 @@ def _print_table(table: Table, console: Console) -> None:
     console.print()
 
 
-def _print(text: str, console: Console, style: str = "") -> None:
+def print_text(text: str, console: Console, style: str = "") -> None:
     """Print text broken between words to the width of the console."""
     for line in wrap(text, console.width, "  "):
         _print_line(line, console, style)

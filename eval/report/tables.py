@@ -29,8 +29,8 @@ from rooflane.eval.stats.verdict import Verdict
 
 CONTROL_TITLES = {NULL: "null", "compiled": "compiled", "compiled_reduce_overhead": "compiled RO", "sdpa": "SDPA"}
 GATE_MARK = "!"
-# Above this share of a call the clock's tick is felt. An H200's 32 ns are 0.1% of 32 us, so an
-# event pair holds one call, as the organiser's does; a window of several would hold their fingerprints too.
+# Above this share of a call the tick of the clock matters. The 32 ns of an H200 are 0.1% of 32 us, so an event pair
+# encloses one call, as the organiser's does. A window of several calls would enclose their fingerprints too.
 COARSE_TICK = 0.01
 
 
@@ -88,7 +88,7 @@ def speed_table(summary: Summary, candidate: str) -> Table:
 
 
 def ranking_table(summary: Summary) -> Table:
-    """Return the candidates from the fastest on, those that cannot be told apart on one rank."""
+    """Return the candidates from the fastest on, those that do not differ on one rank."""
     rows = [
         (
             NONE if place.rank is None else f"{place.rank}{'=' if place.shared else ''}",
@@ -100,10 +100,10 @@ def ranking_table(summary: Summary) -> Table:
     ]
     return Table(
         title="Ranking of the candidates by event time",
-        columns=("rank", "candidate", "not told apart from", "time over the first's [95%]"),
+        columns=("rank", "candidate", "no different from", "time over the first's [95%]"),
         rows=tuple(rows),
         left=3,
-        note="=: shares the rank, the paired interval with the first of it holds 1; without a rank: why",
+        note="=: shares the rank, because its paired interval with the first contains 1; without a rank: the reason",
     )
 
 

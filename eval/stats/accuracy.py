@@ -64,14 +64,6 @@ def accuracy_lines(records: Iterable[Record]) -> list[AccuracyLine]:
     return [_line(*key, check) for key, check in worst.items()]
 
 
-def histogram(bins: tuple[int, ...]) -> list[tuple[str, float]]:
-    """Return a histogram's bins as (range in units of the tolerance, share of the elements)."""
-    edges = [f"{edge:g}" for edge in BIN_EDGES]
-    labels = [f"up to {edges[0]}", *(f"{low} to {high}" for low, high in zip(edges, edges[1:], strict=False))]
-    total = sum(bins) or 1
-    return [(label, count / total) for label, count in zip([*labels, f"above {edges[-1]}"], bins, strict=True)]
-
-
 def _line(shape: str, arm: str, name: str, check: TruthCheck) -> AccuracyLine:
     gate = check.gate
     return AccuracyLine(

@@ -17,13 +17,13 @@ from rooflane.eval.stats.price import break_even_calls, price_interval, price_pe
 from rooflane.eval.stats.rounds import Rounds, dividend, hidden_ns, launch_share
 from rooflane.eval.stats.verdict import Floors, Verdict, judge
 
-# An arm is as bad as its worst process: one failure among eight is a failure.
+# One failure among eight processes is a failure of the arm.
 SEVERITY = ("ok", "skipped", "infeasible", "unsupported", "oom", "error", "incorrect")
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A run's rows by shape and arm, their round medians, and the blocks the machine spoilt."""
+    """A run's rows by shape and arm, their round medians, and the disturbed blocks."""
 
     meta: RunMeta
     by_cell: Mapping[tuple[str, str], Mapping[int, Record]]
@@ -61,7 +61,7 @@ class Measured:
 
 
 def make_cell(measured: Measured, shape: str, name: str) -> Cell:
-    """Return one arm's figures on one shape; what is judged over all shapes is added by `judged`."""
+    """Return one arm's figures on one shape; `judged` adds what depends on all shapes."""
     meta, records = measured.meta, measured.rows(shape, name)
     if not records:
         return Cell(name, _kind(meta, name), "skipped", "not measured yet; rooflane eval --resume measures it")
@@ -114,7 +114,7 @@ def make_cell(measured: Measured, shape: str, name: str) -> Cell:
 
 
 def judged(cell: Cell, measured: Measured, shape: str, found: Estimate, floors: Floors, claims: bool) -> Cell:
-    """Return a candidate's cell with what takes all shapes to tell: Holm's correction, floor and verdict.
+    """Return a candidate's cell with what depends on all shapes: Holm's correction, floor and verdict.
 
     `claims` says whether the campaign may claim a verdict at all.
     """

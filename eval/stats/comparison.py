@@ -31,7 +31,7 @@ class Side:
     arm: str
     evidence: Evidence
 
-    def owes(self, shape: str) -> bool:
+    def plans(self, shape: str) -> bool:
         """Tell whether the run planned the arm on a shape: controls and copies only run where eager fits."""
         meta = self.run.meta
         return all(found.id != shape for found in meta.shape_list()) or self.arm in meta.planned(0, shape)
@@ -76,7 +76,7 @@ TIMED_BY = ("budget_s", "rounds", "repeats", "warmups")
 
 @dataclass(frozen=True)
 class Pair:
-    """One shape: both latencies in ms, how many times faster A is, and what that says with Holm over the shapes."""
+    """One shape: both latencies in ms, how many times faster A is, and the verdict, with Holm's correction."""
 
     shape: str
     a_ms: float
@@ -90,7 +90,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A against B; `left_out` tells why a shape has no pair, `notes` what a reader must know."""
+    """A against B; `left_out` holds the reason for each shape without a pair."""
 
     a: str
     b: str
@@ -117,8 +117,8 @@ def compare(a: str, b: str, *, run: Run | None = None, margin: float = MARGIN) -
 
     Each is `RUN` (its first candidate), `RUN::ARM`, or an arm's name when `run` is given. Arms of one run are
     paired process by process, mirrored round by mirrored round; arms of two runs by Welch's t on the logs of the
-    per-process medians. The geometric mean exists only when no shape of either side is left out. The verdict has the
-    standing of one over eager: it clears the floor of both arms' nulls, Holm's correction holds over the shapes.
+    per-process medians. The geometric mean exists only when no shape of either side is left out. The verdict
+    follows the rules of a verdict over eager: the floor of both arms' nulls, and Holm's correction over the shapes.
     Raises `EvaluationError` for an unknown run or arm and for runs without a common shape.
     """
     left, right = find_side(a, run), find_side(b, run)
@@ -156,7 +156,7 @@ def compare(a: str, b: str, *, run: Run | None = None, margin: float = MARGIN) -
 
 @dataclass(frozen=True)
 class _Terms:
-    """What a comparison is judged under."""
+    """The conditions under which a comparison is judged."""
 
     processes: int
     quick: bool
@@ -196,7 +196,7 @@ def _common(left: Side, right: Side) -> tuple[list[str], dict[str, str]]:
     for shape in dict.fromkeys(shape.id for side in (left, right) for shape in side.run.meta.shape_list()):
         if not any(side.evidence.measured.rows(shape, side.arm) for side in (left, right)):
             continue
-        if not (left.owes(shape) and right.owes(shape)):
+        if not (left.plans(shape) and right.plans(shape)):
             continue
         reasons = [reason for side in (left, right) if (reason := side.unusable(shape))]
         own, other = (side.get(shape) for side in sizes)
@@ -287,9 +287,9 @@ def _notes(left: Side, right: Side) -> tuple[str, ...]:
         ]
         if any(row.contract or (row.verification and row.verification.contract) for row in rows):
             notes.append(f"{side.label} is right only under a contract")
-        unowed = [shape.id for shape in side.run.meta.shape_list() if not side.owes(shape.id)]
-        if unowed:
-            notes.append(f"{side.label} was not planned on shape {', '.join(unowed)}, which eager does not fit")
+        unplanned = [shape.id for shape in side.run.meta.shape_list() if not side.plans(shape.id)]
+        if unplanned:
+            notes.append(f"{side.label} was not planned on shape {', '.join(unplanned)}, which eager does not fit")
         if said := side.evidence.measured.contamination.describe():
             notes.append(f"run {side.run.meta.id}: {said}")
     places = [(machine_of(side.evidence.environment), software_of(side.evidence.environment)) for side in (left, right)]

@@ -1,4 +1,4 @@
-"""Which blocks a disturbed machine spoilt: decided from the anchor, the no-op and telemetry, never from the arms."""
+"""Disturbed blocks: found from the anchor, the no-op and telemetry, never from the times of the arms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from rooflane.eval.record.records import ANCHOR, EAGER, NOOP
 from rooflane.eval.stats.rounds import TICK_NS, Place, Rounds
 
-# Above this share of dropped blocks the campaign has no figure worth a verdict.
+# With a larger share of dropped blocks the campaign has no verdict.
 MOST_DROPPED = 0.2
 # A block counts as slowed when its clock is under this share of the campaign's median.
 LEAST_CLOCK = 0.75
@@ -28,7 +28,7 @@ POWER_LIMIT = "the power limit"
 
 @dataclass(frozen=True)
 class Contamination:
-    """The dropped blocks by shape and process, how many blocks there were, and how many each reason spoilt."""
+    """The dropped blocks by shape and process, the number of all blocks, and the number dropped by each reason."""
 
     dropped: Mapping[Place, frozenset[int]] = field(default_factory=dict)
     total: int = 0
@@ -59,7 +59,7 @@ class Contamination:
 
 
 def find_contamination(rounds: Rounds, *, power_limit: bool = True) -> Contamination:
-    """Return the blocks that the machine spoilt; a campaign without anchor, no-op and telemetry shows none.
+    """Return the disturbed blocks; a campaign without anchor, no-op and telemetry has none.
 
     `power_limit` counts blocks that met the board's power limit among them.
     """
@@ -67,19 +67,19 @@ def find_contamination(rounds: Rounds, *, power_limit: bool = True) -> Contamina
     found: dict[Place, set[int]] = {}
     reasons: Counter[str] = Counter()
 
-    def spoil(place: Place, block: int, reason: str) -> None:
+    def drop(place: Place, block: int, reason: str) -> None:
         found.setdefault(place, set()).add(block)
         reasons[reason] += 1
 
     for arm in (ANCHOR, NOOP):
         for place, block in _outliers(rounds, arm, places):
-            spoil(place, block, f"the {'no-op' if arm == NOOP else arm}")
+            drop(place, block, f"the {'no-op' if arm == NOOP else arm}")
     clock = _median_clock(rounds, places)
     for place in places:
         for block, state in enumerate(rounds.telemetry.get(place, ())):
             for reason in _states(state, clock):
                 if power_limit or reason != POWER_LIMIT:
-                    spoil(place, block, reason)
+                    drop(place, block, reason)
     total = sum(len(rounds.of(shape, EAGER)[process]) // 2 for shape, process in places)
     return Contamination({place: frozenset(blocks) for place, blocks in found.items()}, total, dict(reasons))
 
@@ -87,9 +87,9 @@ def find_contamination(rounds: Rounds, *, power_limit: bool = True) -> Contamina
 def _outliers(rounds: Rounds, arm: str, places: list[Place]) -> list[tuple[Place, int]]:
     """Return the blocks in which a watching arm lies beyond the campaign's median by 5 MAD.
 
-    Each block is first divided by its own shape's lower quartile over the campaign: what ran before leaves another
-    cache to each shape, and that is no disturbance; a quartile, because a disturbance slows, and may do so in half of
-    a shape's few blocks.
+    Each block is first divided by the lower quartile of its shape over the campaign. The work before a shape leaves a
+    different cache state for each shape, which is no disturbance. A quartile, because a disturbance slows, possibly in
+    half of the few blocks of a shape.
     """
     blocks: dict[str, dict[tuple[int, int], float]] = {}
     for shape, process in places:
@@ -123,7 +123,7 @@ def _median_clock(rounds: Rounds, places: list[Place]) -> float | None:
 
 
 def _states(state: Mapping[str, Any], clock: float | None) -> list[str]:
-    """Return what a block's telemetry holds against it."""
+    """Return the reasons in a block's telemetry to drop the block."""
     throttle = state.get("throttle") or ()
     forced = set(throttle) - CHOSEN_CLOCKS if isinstance(throttle, (list, tuple)) else throttle
     found = [POWER_LIMIT if forced == POWER_CAP else "throttling"] if forced else []

@@ -40,8 +40,8 @@ class Estimate:
     """How many times faster one arm is than another: by shape, and over all shapes as a geometric mean.
 
     `logs` are natural logarithms by shape and process. `per_process` has the processes in which every shape has one.
-    The mean is None when a shape was not timed in some process. `excused` are the processes left out of it, each with
-    the shapes of which it has no clean block.
+    The mean is None when a shape was not timed in some process. `excused` are the processes left out of the mean, each
+    with the shapes without a clean block.
     """
 
     logs: Mapping[str, Mapping[int, float]]
@@ -98,8 +98,8 @@ def estimate(
 ) -> Estimate:
     """Estimate how many times faster `arm` is than `base` on each shape and in the geometric mean.
 
-    A process whose blocks of some shape were all dropped is left out of the mean: the machine decided that, not the
-    arm. A process in which an arm was not timed takes the mean away.
+    A process without a clean block of some shape is left out of the mean: the machine decided that, not the arm. With
+    a process in which an arm was not timed, no mean exists.
     """
     logs: dict[str, dict[int, float]] = {}
     excused: dict[int, tuple[str, ...]] = {}
@@ -112,7 +112,7 @@ def estimate(
 
 
 def combine(logs: Mapping[str, Mapping[int, float]], processes: Sequence[int]) -> Estimate:
-    """Return the estimate over given log-ratios; `processes` are those that owe one on every shape."""
+    """Return the estimate over given log-ratios; `processes` are those that need one on every shape."""
     per_process = {
         process: fmean(found[process] for found in logs.values())
         for process in processes

@@ -24,9 +24,9 @@ REFERENCE = "chunked_reference"
 # Eager is launch-bound when a call lasts this many times longer than the device needs with the host kept ahead.
 LAUNCH_SHARE = 1.3
 FAILED = ("incorrect", "error", "oom", "unsupported")
-# What is judged. A control, a copy or a watching arm that fails is a finding and fails nothing.
+# The kinds that are judged. A failing control, copy, no-op or anchor is a finding, not a failure.
 JUDGED_KINDS = ("baseline", "candidate", "reference")
-# Whose tampering condemns the run: the copies are the candidates' own code.
+# Tampering by these kinds condemns the run; a copy runs the candidate's own code.
 TRUSTED_KINDS = (*JUDGED_KINDS, "copy")
 
 
@@ -129,7 +129,7 @@ class Headline:
     `penalised` is the second figure then: the mean with every failed shape at 1x, or at its own ratio where lower.
     `ratio_verdict` is what the times alone say; `verdict` puts the facts about the outputs before it. `partial` counts
     the shapes timed in some processes only: the clock chose what is left, so no verdict is formed over it. `excused`
-    are the processes without a mean, each with the shapes of which the machine spoilt every block.
+    are the processes without a mean, each with the shapes of which every block was disturbed.
     """
 
     candidate: str
@@ -189,9 +189,10 @@ class Summary:
             for text in cell.integrity
         ]
         if self.missing:
-            lines.append(f"{self.missing} planned rows are missing; `rooflane eval --resume` measures them")
+            rows = "row is" if self.missing == 1 else "rows are"
+            lines.append(f"{self.missing} planned {rows} missing; `rooflane eval --resume` measures them")
         if self.unmeasured and not lines:
-            lines.append("nothing was measured: every shape was left out, for the reasons beside it")
+            lines.append("nothing was measured: every shape was skipped; the report has the reasons")
         return lines
 
     @property
@@ -212,7 +213,7 @@ class Summary:
 
     @property
     def unmeasured(self) -> bool:
-        """Whether no output of any candidate was as much as looked at."""
+        """Whether no output of any candidate was checked."""
         return all(cell.status in ("skipped", "infeasible") for _, cell in self._cells(("candidate",)))
 
     def exit_code(self, require: str = "complete", accept_contract: bool = False) -> ExitCode:

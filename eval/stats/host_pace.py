@@ -1,8 +1,8 @@
-"""How fast the host is at the moment: a fixed loop of the interpreter, timed. Loads no torch.
+"""The speed of the host CPU, from a timed fixed loop of the interpreter. Loads no torch.
 
 On a rented H200's virtual cores eager took 1.6 ms or 3.3 ms on one launch-bound shape, and this loop 95 us or 170 to
-210 with it (briefs/host.md). The arms' own times cannot tell such a host from a slow arm; the loop, which no arm has
-part in, can.
+210 with it (briefs/host.md). The times of the arms do not show whether the host or the arm is slow.
+The loop does: no arm takes part in it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # About 0.1 ms: short beside a window, long beside the clock.
 LOOP = 3000
-# The two states of that host lie 1.9 times apart for eager; a loop repeated on a calm core stays well within this.
+# The two states of that host lie 1.9 times apart for eager; a loop repeated on a fast core stays well within this.
 SLOW = 1.3
 
 _now = time.perf_counter_ns
@@ -57,9 +57,9 @@ def slow_cores(paces: Mapping[int, int]) -> list[int]:
 
 @dataclass(frozen=True)
 class HostPace:
-    """A campaign's host: what the loop takes on a calm core, and each arm's rounds and slow rounds."""
+    """A campaign's host: the loop's time on a fast core, and each arm's rounds and slow rounds."""
 
-    calm_ns: float
+    fast_ns: float
     rounds: Mapping[str, int]
     slow: Mapping[str, int]
 
@@ -69,27 +69,27 @@ class HostPace:
             return ""
         each = ", ".join(f"{self.slow[arm]} of {count} of {arm}" for arm, count in self.rounds.items())
         return (
-            f"a fixed loop of the interpreter, {self.calm_ns / 1e3:.0f} us on a calm core, took over {SLOW:g} times "
-            f"that ahead of rounds: {each}; launch-bound times there are a slow host's"
+            f"a fixed loop of the interpreter, {self.fast_ns / 1e3:.0f} us on a fast core, took over {SLOW:g} times "
+            f"that before these rounds: {each}; a slow host CPU inflates launch-bound times in them"
         )
 
 
 def host_pace(records: Iterable[Record]) -> HostPace | None:
     """Return how often eager and the candidates met a slow host; None for a run of before the loop was timed.
 
-    The calm host is the lowest tenth of all arms' loops.
+    The fast core's time is the lowest tenth of all loops.
     """
     timed = [record for record in records if record.timing and record.timing.loop_ns]
     loops = [pace for record in timed for pace in record.timing.loop_ns]
     if len(loops) < 2:
         return None
-    calm = quantiles(loops, n=10, method="inclusive")[0]
+    fast = quantiles(loops, n=10, method="inclusive")[0]
     rounds, slow = Counter(), Counter()
     for record in timed:
         if record.kind in ("baseline", "candidate"):
             rounds[record.arm] += len(record.timing.loop_ns)
-            slow[record.arm] += sum(pace > SLOW * calm for pace in record.timing.loop_ns)
-    return HostPace(calm, dict(rounds), dict(slow))
+            slow[record.arm] += sum(pace > SLOW * fast for pace in record.timing.loop_ns)
+    return HostPace(fast, dict(rounds), dict(slow))
 
 
 def _loop() -> int:

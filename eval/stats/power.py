@@ -15,6 +15,8 @@ from rooflane.eval.stats.verdict import LEAST_PROCESSES
 
 POWER = 0.8
 MOST_PROCESSES = 64
+# Of an interval of 1: an effect to 1e-9.
+BISECTIONS = 30
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ def smallest_effect(
         high *= 2
         if high > 1e6:
             return math.inf
-    for _ in range(60):
+    for _ in range(BISECTIONS):
         middle = (low + high) / 2
         low, high = (middle, high) if power(middle, sd, processes, floor, gate=gate) < wanted else (low, middle)
     return high

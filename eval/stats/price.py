@@ -38,7 +38,7 @@ def mix_throughput(
     """Return tokens per second of a mix of shapes: all its tokens over all its time, never a mean of rates.
 
     `seconds` are those of a call by shape and process, `tokens` the valid ones of a call, `calls` how often the mix
-    has each shape (once where nothing is said). Only processes that timed every shape count; None when none did.
+    has each shape (once by default). Only processes that timed every shape count; None when none did.
     """
     weights = dict.fromkeys(seconds, 1.0) if calls is None else calls
     shapes = [shape for shape in weights if weights[shape]]

@@ -16,9 +16,9 @@ from rooflane.eval.stats.intervals import Interval, t_interval
 class Place:
     """One candidate's place; `rank` is None with the reason in `why` where it cannot be ranked.
 
-    Those that cannot be told from the first of their rank share it, and the next rank counts them. `behind` is this
-    candidate's event time over that of the first of all, over the shapes. `like` names every ranked candidate whose
-    paired interval with this one holds 1: being alike does not carry over, so ranks alone would not show it.
+    Candidates that do not differ from the first of their rank share the rank, and the next rank counts them. `behind`
+    is this candidate's event time over that of the first of all. `like` names every ranked candidate whose paired
+    interval with this one contains 1. That relation is not transitive, so ranks alone would not show it.
     """
 
     candidate: str

@@ -45,7 +45,8 @@ class Regret:
     """A table against an oracle over the shapes of a run; ratios are times, above 1 the table loses.
 
     `table` is the choice over the oracle; `best_single` the best one family for all shapes, chosen as the oracle is,
-    over the oracle, and `single_over_table` that family over the table. `left_out` tells why a shape is not counted.
+    over the oracle, and `single_over_table` that family over the table. `left_out` holds the reason for each shape that
+    is not counted.
     """
 
     run: str

@@ -14,7 +14,7 @@ from rooflane.eval.stats.intervals import TimesError, median_ns
 
 Cell = tuple[str, str]  # shape, arm
 Place = tuple[str, int]  # shape, process
-# What is compared must have every round; what only watches the machine may sit out blocks of a long suite.
+# Compared arms have every round; controls, no-op and anchor may skip blocks of a long suite.
 SPARSE_KINDS = ("control", "noop", "anchor")
 
 
@@ -72,7 +72,7 @@ LEAST_TIMES = 100
 def launch_share(timings: Iterable[Timing]) -> float | None:
     """Return the share of a call's event time in which the device had nothing to do; None without a device clock.
 
-    Only processes that read both clocks count: another one's event time is another machine's mood.
+    Only processes that read both clocks count, because event time differs between processes.
     """
     shares = [
         1 - median(timing.device_ns) / median(value for part in timing.event_ns for value in part)

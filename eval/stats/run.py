@@ -52,7 +52,7 @@ class Run:
         return append_records(self.folder / RECORDS_FILE, records)
 
     def update(self, **fields: object) -> None:
-        """Write the page anew with other values of some fields, in one step."""
+        """Write the page again with new values of some fields, in one step."""
         self.meta = self.meta.model_copy(update=fields)
         page = self.folder / RUN_FILE
         fresh = page.with_suffix(".new")
@@ -67,8 +67,8 @@ class Run:
     def summary(self, stored: Sequence[NullResult] | None = None) -> Summary:
         """Return every figure of the report, computed from the rows.
 
-        The floor comes from the nulls that were stored when the run was finished and lie beside its rows, so that a
-        report made anew is the same; `stored` takes others in their place.
+        The floor comes from the nulls that were stored when the run was finished, so that a later report is the same;
+        `stored` takes others in their place.
         """
         return summarise(self.meta, self.records(), self.stored_nulls() if stored is None else stored)
 
@@ -146,9 +146,10 @@ class Run:
         return (end - start).total_seconds() / self.meta.settings["processes"]
 
     def resume_hint(self) -> str:
-        """Return the line that tells how to go on."""
+        """Return the line that says how to continue the run."""
         count = len(self.records())
-        return f"interrupted; {count} rows are kept. Go on with: rooflane eval --resume {self.folder}"
+        rows = "row is" if count == 1 else "rows are"
+        return f"interrupted; {count} {rows} kept. Continue with: rooflane eval --resume {self.folder}"
 
 
 def create_run(runs_dir: Path, meta: RunMeta) -> Run:

@@ -1,4 +1,4 @@
-"""What an interval says against the noise floor: the floor from nulls, then one word and one reason."""
+"""The noise floor from null results, and the verdict on an interval: one word and one reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CAP = 0.02
 
 @dataclass(frozen=True)
 class Floor:
-    """The least departure from 1 that counts, as a fraction; stored from `count` nulls, or provisional."""
+    """The smallest difference from 1 that counts, as a fraction; from `count` stored nulls, or provisional."""
 
     value: float
     provisional: bool
@@ -76,8 +76,8 @@ def find_floors(
 ) -> Floors:
     """Return a campaign's floors from its own nulls and the log-ratios of stored ones.
 
-    The gate breaks when a null's interval excludes 1 and no floor below the cap covers it: an effect of order,
-    address or allocation of that size sits on the campaign, whatever the candidate did.
+    The null gate fails when the interval of a null excludes 1 and no floor below the cap covers it. Such an effect of
+    order, address or allocation applies to every arm of the campaign.
     """
     nulls, stored_shapes = list(nulls), stored_shapes or {}
     own = [list(null.per_process.values()) for null in nulls if null.geomean]
@@ -141,7 +141,7 @@ def judge(interval: Interval, floor: Floor | None, *, margin: float = MARGIN, ho
     if interval.low is None:
         return Judgement(Verdict.NONE, "one process gives no interval")
     if floor is None:
-        return Judgement(Verdict.INCONCLUSIVE, "no identity null was timed to tell the noise floor")
+        return Judgement(Verdict.INCONCLUSIVE, "no identity null was timed, so the noise floor is unknown")
     said = f"the floor of {floor.describe()}"
     proven = holm_p is None or holm_p <= 1 - CONFIDENCE
     if proven and interval.low > 1 + floor.value:
@@ -151,7 +151,7 @@ def judge(interval: Interval, floor: Floor | None, *, margin: float = MARGIN, ho
     if interval.low > 1 - margin and interval.high < 1 + margin:
         return Judgement(Verdict.EQUIVALENT, f"the whole interval lies within {margin:.2%} of 1")
     if interval.low <= 1 <= interval.high:
-        return Judgement(Verdict.INCONCLUSIVE, "the interval holds 1")
+        return Judgement(Verdict.INCONCLUSIVE, "the interval contains 1")
     if not proven:
         return Judgement(Verdict.INCONCLUSIVE, f"not significant among all shapes (Holm p {holm_p:.2g})")
     return Judgement(Verdict.INCONCLUSIVE, f"detected, below {said}")
@@ -168,8 +168,7 @@ def judge_campaign(
 ) -> Judgement:
     """Judge a campaign's geometric mean; `contaminated` says why the campaign has no figure, empty when it has.
 
-    A quick campaign and one of fewer than six processes claim nothing, nor one of which fewer than six are left once
-    those are out that have no clean block of some shape.
+    A quick campaign claims nothing, nor one with fewer than six processes that have clean blocks of every shape.
     """
     if quick:
         return Judgement(Verdict.NONE, "a quick run claims no verdict")

@@ -1,16 +1,14 @@
-"""The organiser's own script, run untouched over a shape table with our model in the contract's place."""
+"""Run the organiser's script, unchanged, over a shape table with the candidate as its model."""
 
 from importlib import import_module
 from typing import Any
 
 # Loaded on first use: the worker needs the launcher's neighbours, not pydantic or rich.
 _HOMES = {
-    "beside": ("Agreement", "compare_with_run"),
     "campaign": ("SubmitEvent", "resume_submission", "submit"),
-    "contract": ("read_organiser",),
+    "organiser": ("read_organiser",),
     "parse": ("Figures", "parse_output"),
-    "records": ("Submission", "SubmitRow", "open_submission"),
-    "report": ("render_json", "summarise_submission"),
+    "submission": ("Submission", "SubmitRow", "open_submission", "render_json", "summarise_submission"),
 }
 __all__ = sorted(name for names in _HOMES.values() for name in names)
 

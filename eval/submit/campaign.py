@@ -14,11 +14,16 @@ from rooflane.dispatch import Profile, ProfileError, RuleError, classify, load_p
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.record.environment import available_memory_bytes, git_commit, resolve_device
 from rooflane.eval.record.records import INFEASIBLE
-from rooflane.eval.submit.contract import OrganiserFile, read_organiser
-from rooflane.eval.submit.flags import check_device, parse_organiser_args, shape_arguments
 from rooflane.eval.submit.launch import End, SubmitJob, run_once
+from rooflane.eval.submit.organiser import (
+    OrganiserFile,
+    check_device,
+    parse_organiser_args,
+    read_organiser,
+    shape_arguments,
+)
 from rooflane.eval.submit.parse import CANDIDATE_SIDE, Figures, UnreadableError, explain_end, parse_output
-from rooflane.eval.submit.records import Submission, SubmitMeta, SubmitRow, create_submission, open_submission
+from rooflane.eval.submit.submission import Submission, SubmitMeta, SubmitRow, create_submission, open_submission
 from rooflane.eval.worker import candidates
 from rooflane.eval.worker.candidates import Candidate, load_rule_table, parse_candidate, plan_candidate
 from rooflane.shapes import Shape
@@ -58,7 +63,7 @@ def submit(
     """Run the organiser's script on every shape with the candidate in its place; return what was recorded.
 
     Each shape runs in a fresh process of at most `time_limit_s` seconds, `processes` times over. A run that fails
-    costs its own row. Raises `EvaluationError` when the request cannot be run, or the script changes on the way;
+    loses only its own row. Raises `EvaluationError` when the request cannot be run, or the script changes on the way;
     Ctrl-C returns the submission with `interrupted` set.
     """
     check_device(device)
@@ -100,9 +105,9 @@ def submit(
 
 
 def resume_submission(folder: str | Path, *, on_event: Callable[[SubmitEvent], None] | None = None) -> Submission:
-    """Go on with a submission: its rows stay, the missing runs are made, with the same script and candidate.
+    """Continue a submission: keep its rows and make the missing runs, with the same script and candidate.
 
-    A whole submission is returned as it is, also where its script is not at hand. Raises `EvaluationError` when the
+    A complete submission is returned as it is, even without its script. Raises `EvaluationError` when the
     script or the candidate's file is not what the submission began with.
     """
     submission = open_submission(folder)
@@ -128,18 +133,18 @@ def _run_all(
     """Make every missing run; on Ctrl-C keep what was measured."""
     meta = submission.meta
     shapes = {shape.id: shape for shape in meta.shape_list()}
-    tell = on_event or (lambda event: None)
+    report = on_event or (lambda event: None)
     total = meta.processes * len(shapes)
     missing = submission.missing()
     done = total - len(missing)
     try:
         for process, shape_id in missing:
-            tell(SubmitEvent(process, meta.processes, shape_id, done, total, None))
+            report(SubmitEvent(process, meta.processes, shape_id, done, total, None))
             row = _run_shape(meta, process, shapes[shape_id])
             script.check_unchanged()
             submission.append(row)
             done += 1
-            tell(SubmitEvent(process, meta.processes, shape_id, done, total, row))
+            report(SubmitEvent(process, meta.processes, shape_id, done, total, row))
     except KeyboardInterrupt:
         submission.interrupted = True
     return submission
@@ -213,9 +218,9 @@ def judge(end: End, shape: Shape, candidate: str, time_limit_s: float) -> tuple[
 
 
 def _profile(name: str, kind: str) -> Profile:
-    """Return the profile to route by; the one of the device at hand for "auto"."""
+    """Return the profile to route by; for "auto" that of this machine's device."""
     try:
-        profile = load_profile("cpu" if name == "auto" and kind == "cpu" else name)
+        profile = load_profile(name, kind)
     except ProfileError as error:
         raise EvaluationError(str(error)) from None
     if profile.kind != kind:

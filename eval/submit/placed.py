@@ -1,4 +1,4 @@
-"""The model in the contract's place: built at its first call, on weights that were copied and moved by then."""
+"""The class that replaces the script's model: it builds at the first call, after the weights were copied and moved."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from rooflane.eval.record.environment import describe_environment
 from rooflane.eval.submit.launch import SubmitJob
-from rooflane.eval.submit.place import run_with_class
+from rooflane.eval.submit.organiser import run_with_class
 from rooflane.eval.worker.candidates import load_attribute, parse_candidate
 from rooflane.eval.worker.channel import end_with_parent
 from rooflane.eval.worker.interpreter import add_working_folder
@@ -22,7 +22,7 @@ from rooflane.shapes import Shape
 
 
 def main(facts: int) -> None:
-    """Read the job from standard input and run it; the script's own exit ends this process."""
+    """Read the job from standard input and run it; the script's exit ends this process."""
     os.set_inheritable(facts, False)
     add_working_folder()
     job = SubmitJob.model_validate_json(sys.stdin.buffer.raw.readline())
@@ -35,7 +35,7 @@ def main(facts: int) -> None:
         # Behind the run, so that nothing of it is disturbed.
         sys.stdout.flush()
         if torch := sys.modules.get("torch"):
-            # A device that no longer answers must not hide the exception that broke it.
+            # A device that no longer responds must not hide the exception that broke it.
             with suppress(Exception):
                 device = "cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu"
                 os.write(facts, json.dumps(describe_environment(device)).encode())

@@ -1,4 +1,4 @@
-"""Shapes that do not fit: batch and sequence chunks within a budget."""
+"""chunked: batch and sequence chunks within a memory budget, for shapes whose eager forward does not fit."""
 
 from rooflane.families.chunked.spec import SPEC
 

@@ -1,4 +1,4 @@
-"""Run the lean forward chunk by chunk, the residual stream in place in the output."""
+"""Run the lean forward chunk by chunk, with the residual stream in the output's memory."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rooflane.families.lean.cost import HALF, SINGLE, lean_predict_s, operand_name, weight_elements
 from rooflane.families.option_values import operands, positive
-from rooflane.families.spec import Limits
+from rooflane.families.spec import FamilySpec, Limits
 from rooflane.shapes import Shape
 
 if TYPE_CHECKING:
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
     from rooflane.families.spec import Forward
 
-# Scratch a call may use beside weights, input and output. 2 GiB holds one sequence of 100,000 tokens at d_model 1024
-# (0.8 GB of packed QKV and context) and 40,000 rows of its feed-forward at a time.
+# Scratch that a call may use in addition to weights, input and output. At d_model 1024, 2 GiB holds
+# one sequence of 100,000 tokens (0.8 GB of packed QKV and context) and 40,000 rows of its feed-forward.
 BUDGET_GIB = 2.0
-# Rows below this leave the GEMMs too thin to fill the device: the budget gives way first.
+# Fewer rows do not fill the device with a GEMM, so a block keeps this many even over the budget.
 LEAST_ROWS = 1024
 
 
 def chunk_plan(shape: Shape, budget_bytes: float, operand_bytes: int) -> tuple[int, int, int]:
     """Return `(sequences a chunk, rows a block, scratch bytes)` for a budget.
 
-    A chunk keeps q, k, v and the context of whole sequences; the token-wise ops pass through it in blocks of rows,
-    each holding an fp32 residual row, its half-precision norm and update, and the feed-forward's hidden row twice.
+    A chunk keeps q, k, v and the context of whole sequences. The token-wise ops process it in blocks of rows. Each row
+    holds an fp32 residual, its half-precision norm and update, and the feed-forward's hidden row twice.
     """
     kept = operand_bytes * 4 * shape.d_model * shape.seq_len
     row = shape.d_model * (SINGLE + 2 * operand_bytes) + 2 * operand_bytes * shape.ffn_dim
@@ -35,12 +35,11 @@ def chunk_plan(shape: Shape, budget_bytes: float, operand_bytes: int) -> tuple[i
     return sequences, rows, sequences * kept + rows * row
 
 
-class Chunked:
-    """Hold one chunk's scratch at a time; the residual stream lives in the output itself."""
+class Chunked(FamilySpec):
+    """Hold the scratch of one chunk at a time; the residual stream is kept in the output."""
 
     name = "chunked"
     summary = "the lean forward over batch and sequence chunks within a scratch budget"
-    contract = ""
     final_norm_optional = True
     options = {
         "operand_dtype": "GEMM operands: float16 or bfloat16; by default what suits the model and device",
@@ -53,12 +52,12 @@ class Chunked:
         return None
 
     def peak_bytes(self, shape: Shape, profile: Limits, *, budget_gib: float = BUDGET_GIB, **options: Any) -> int:
-        """Return the device bytes at the worst moment of one call: weights twice, input, output, scratch."""
+        """Return the most device bytes in use during one call: weights twice, input, output, scratch."""
         operand_bytes = SINGLE if operand_name(shape, profile.kind) == "float32" else HALF
         weights = weight_elements(shape) * (shape.dtype_bytes + operand_bytes)
         ends = shape.tokens * shape.d_model * 2 * shape.dtype_bytes
         sequences, _, scratch = chunk_plan(shape, budget_gib * 2**30, operand_bytes)
-        # A half model's output cannot carry the fp32 residual: the chunk keeps its own.
+        # The output of a half model cannot hold the fp32 residual, so the chunk has its own.
         residual = sequences * shape.seq_len * shape.d_model * SINGLE if shape.dtype != "float32" else 0
         return int(weights + ends + scratch + residual)
 

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import FunctionType
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from rooflane.families.lean.device_ops import choose_ops, kernels_run
-from rooflane.families.lean.lean import LeanOps, lean_body, lean_finish, packed_weights
+from rooflane.families.lean.lean import LeanOps, lean_body, lean_finish, lean_sum, packed_weights
 from rooflane.families.runtime.call_checks import check_call, operand_dtype
 from rooflane.families.runtime.weights import PackedWeights
 from rooflane.shapes import Shape
 
+if TYPE_CHECKING:
+    from rooflane.families.runtime.bound import Launch
+    from rooflane.families.spec import Forward
+
+# `(x, mask) -> (residual, update)`, the stack before its final norm.
 Body = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
 
 
@@ -26,7 +32,7 @@ class DirectLean:
     def __call__(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         check_call(x, mask, self._shape)
         self._weights.refresh()
-        # The grad modes stand inside: a compiled body would otherwise be compiled once for each mode it is called in.
+        # The grad modes are set here because a compiled body is compiled once for each mode that it is called in.
         with torch.inference_mode(False), torch.no_grad():
             x, mask = x.contiguous(), mask if mask is None else mask.contiguous()
             residual, update = self._body(x, mask)
@@ -41,7 +47,7 @@ def build_lean(
     *,
     captured: bool,
     compiled: bool = False,
-) -> Callable[[Tensor, Tensor | None], Tensor]:
+) -> Forward:
     """Return `(x [B, S, D], mask [B, S] or None) -> [B, S, D]`.
 
     `captured` replays a CUDA graph (not on a CPU, nor on a GPU older than Triton takes); `compiled` lets torch.compile
@@ -54,26 +60,24 @@ def build_lean(
     ops = choose_ops(shape, device, compiled=compiled)
     eps = model.layers[0].norm1.eps
 
-    def forward(x: Tensor, mask: Tensor | None, tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def stack(x: Tensor, mask: Tensor | None, tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         return lean_body(x, mask, tensors, shape, ops, eps)
 
-    forward = torch.compile(_own_code(forward), dynamic=False) if compiled else forward
+    stack = torch.compile(_own_code(stack), dynamic=False) if compiled else stack
 
     def body(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        return forward(x, mask, weights.tensors)
+        return stack(x, mask, weights.tensors)
 
     if captured and kernels_run(shape, device):
-        from rooflane.families.lean.captured import capture_lean
-
-        return capture_lean(body, weights, shape, device, eps)
+        return _capture(body, weights, shape, device, eps)
     return DirectLean(body, ops, weights, shape, eps)
 
 
 def _own_code(function: FunctionType) -> FunctionType:
     """Return the function with a code object of its own.
 
-    torch.compile keeps its results per code object and runs eagerly past eight of them without a word: the ninth shape
-    built in a process would silently not be compiled.
+    torch.compile keeps its results per code object. Past eight results it runs eagerly without a warning, so the ninth
+    shape built in a process would not be compiled.
     """
     return FunctionType(
         function.__code__.replace(co_name="lean"),
@@ -82,3 +86,35 @@ def _own_code(function: FunctionType) -> FunctionType:
         function.__defaults__,
         function.__closure__,
     )
+
+
+def _capture(body: Body, weights: PackedWeights, shape: Shape, device: torch.device, eps: float) -> Forward:
+    """Return a forward that replays `body` from a graph captured at its first call.
+
+    The last norm is launched outside the graph, so that it writes the fresh output itself.
+    """
+    # These import Triton.
+    from rooflane.families.lean.pointwise.pointwise import bind_add_norm
+    from rooflane.families.runtime.bound import bound_forward
+    from rooflane.families.runtime.staged import StagedGraph
+
+    def bind(x: Tensor, mask: Tensor | None, out: Tensor) -> Launch:
+        graph = StagedGraph(body, x, mask, device)
+        residual, update = graph.result
+        tensors = weights.tensors
+        if "norm.weight" not in tensors:
+
+            def launch_sum(stream: int, x: Tensor, mask: Tensor | None, out: Tensor) -> None:
+                graph.run(stream, x, mask)
+                lean_sum(residual, update, mask, out)
+
+            return launch_sum
+        finish = bind_add_norm(residual, update, tensors["norm.weight"], tensors["norm.bias"], mask, out, eps)
+
+        def launch(stream: int, x: Tensor, mask: Tensor | None, out: Tensor) -> None:
+            graph.run(stream, x, mask)
+            finish(stream, None if mask is None else mask.data_ptr(), out.data_ptr())
+
+        return launch
+
+    return bound_forward(bind, weights, shape, device)

@@ -1,4 +1,4 @@
-"""Bytes and time of a lean forward in closed form; no torch."""
+"""The bytes and the time of a lean forward in closed form; no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SINGLE = 4
 
 @dataclass(frozen=True)
 class LeanOp:
-    """One op of the lean forward: what it computes and moves."""
+    """One op of the lean forward, its work and its memory traffic."""
 
     name: str
     flops: float
@@ -22,14 +22,14 @@ class LeanOp:
 
 
 def operand_name(shape: Shape, kind: str) -> str:
-    """Return the dtype name of the GEMM operands on a device kind, as `door.operand_dtype` picks it."""
+    """Return the dtype name of the GEMM operands on a device kind, as `call_checks.operand_dtype` picks it."""
     if kind == "cpu":
         return shape.dtype
     return "bfloat16" if shape.dtype == "bfloat16" else "float16"
 
 
 def lean_ops(shape: Shape, operand_bytes: int = HALF) -> list[LeanOp]:
-    """List the ops of one lean forward in order, attention by the keys it must read (half of them when causal)."""
+    """List the ops of one lean forward in order. Attention counts the keys it must read, half of them when causal."""
     tokens, width, ffn = shape.tokens, shape.d_model, shape.ffn_dim
 
     def gemm(name: str, inputs: int, outputs: int) -> LeanOp:
@@ -54,10 +54,10 @@ def lean_ops(shape: Shape, operand_bytes: int = HALF) -> list[LeanOp]:
 
 
 def lean_predict_s(shape: Shape, profile: Limits, *, captured: bool) -> float:
-    """Return the predicted event seconds: each op the largest of its tensor, memory, exp and launch time.
+    """Return the predicted event seconds. Each op takes the largest of its tensor, memory, exp and launch times.
 
-    A captured forward pays the graph's floor and node times and moves its input and output once more; a direct one
-    is no faster than the host can submit it.
+    A captured forward pays the graph's replay and node times and copies its input and output once more. A direct one
+    is at least as slow as the host's launches.
     """
     operands = operand_name(shape, profile.kind)
     operand_bytes = SINGLE if operands == "float32" else HALF
@@ -80,10 +80,10 @@ def weight_elements(shape: Shape) -> int:
 
 
 def lean_peak_bytes(shape: Shape, *, captured: bool) -> int:
-    """Return the device bytes at the worst moment of a call: weights twice, input, output, and a layer's scratch.
+    """Return the most device bytes in use during a call: weights twice, input, output, and a layer's scratch.
 
-    Scratch is widest either behind the QKV GEMM (residual, normed, qkv, context) or inside the feed-forward
-    (residual, normed, hidden twice).
+    Scratch is largest either after the QKV GEMM (residual, normed, qkv, context) or in the feed-forward (residual,
+    normed, hidden twice).
     """
     weights = weight_elements(shape) * (shape.dtype_bytes + HALF)
     token = shape.d_model * shape.dtype_bytes

@@ -1,6 +1,8 @@
-"""Choose the lean forward's ops for a device: ours where Triton and the tile sizes allow, torch's elsewhere."""
+"""Choose the lean forward's ops for a device: our kernels where Triton and the tile sizes allow, else torch's."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 
@@ -21,9 +23,14 @@ def kernels_run(shape: Shape, device: torch.device) -> bool:
 
 
 def choose_ops(shape: Shape, device: torch.device, *, compiled: bool = False) -> LeanOps:
-    """Return the ops for a device; with `compiled` all but attention are left for the compiler to fuse."""
+    """Return the ops for a device; with `compiled` the compiler fuses all of them but attention."""
     if not kernels_run(shape, device):
         return TORCH_OPS
-    from rooflane.families.lean.fused_ops import COMPILED_OPS, FUSED_OPS
+    # These import Triton.
+    from rooflane.families.lean.attention.attention import attention, mask_extent
+    from rooflane.families.lean.pointwise.pointwise import add_norm, gelu
 
-    return COMPILED_OPS if compiled else FUSED_OPS
+    if compiled:
+        # SDPA's flash kernels take no key mask and its masked kernel builds [B, S, S]; our kernel takes any mask.
+        return replace(TORCH_OPS, attention=attention, mask_extent=mask_extent)
+    return LeanOps(add_norm, gelu, attention, mask_extent)

@@ -1,10 +1,10 @@
 """The lean forward: the reference's function in 8 operations a layer instead of 32.
 
-What it leaves out, and why the result stays the same:
-- q, k and v come from one packed GEMM, and attention reads and writes token-major rows, so no head is copied;
-- invalid rows are zeroed once, at the end: their keys are hidden in every layer, so their values reach nothing;
-- GEMM operands are half precision with float32 accumulation (TF32 keeps 10 mantissa bits too, fp16 has the same 10);
-  the residual stream, LayerNorm and softmax stay in float32.
+What it leaves out, and why the output stays correct:
+- q, k and v come from one packed GEMM, and attention reads and writes token-major rows, so no head is copied.
+- Invalid rows are zeroed once, at the end. Every layer hides their keys, so their values affect no other row.
+- GEMM operands are half precision with float32 accumulation. TF32 keeps 10 mantissa bits and fp16 has the same 10.
+  The residual stream, LayerNorm and softmax stay in float32.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rooflane.shapes import Shape
 
 @dataclass(frozen=True)
 class LeanOps:
-    """The three ops that differ between a compiled, a hand-fused and a CPU lean forward."""
+    """The ops that differ between a compiled, a hand-fused and a CPU lean forward."""
 
     add_norm: Callable[..., tuple[Tensor | None, Tensor]]
     gelu: Callable[[Tensor], Tensor]
@@ -41,7 +41,7 @@ def torch_add_norm(
     residual: bool,
     mask: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor]:
-    """Do what `pointwise.add_norm` does in torch ops, for a compiler to fuse or a CPU to run."""
+    """Compute `pointwise.add_norm` in torch ops, for a compiler to fuse or a CPU to run."""
     x = x.float() if update is None else x.float() + update.float()
     out = functional.layer_norm(x, x.shape[-1:], weight, bias, eps).to(out_dtype)
     if mask is not None:
@@ -50,7 +50,7 @@ def torch_add_norm(
 
 
 def torch_attention(qkv: Tensor, mask: Tensor | None, extent: Tensor | None, num_heads: int, causal: bool) -> Tensor:
-    """Do what `attention.attention` does with `scaled_dot_product_attention`."""
+    """Compute `attention.attention` with `scaled_dot_product_attention`."""
     batch, length, packed = qkv.shape
     q, k, v = qkv.view(batch, length, 3, num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
     if mask is None:
@@ -60,7 +60,7 @@ def torch_attention(qkv: Tensor, mask: Tensor | None, extent: Tensor | None, num
         if causal:
             visible = visible & torch.ones(length, length, dtype=torch.bool, device=qkv.device).tril()
         context = functional.scaled_dot_product_attention(q, k, v, attn_mask=visible)
-        # A row that sees no key is an invalid token: 0 keeps its NaN out of later keys and values.
+        # A row that sees no key is an invalid token. 0 in place of its NaN protects later keys and values.
         context = torch.where(visible.any(-1, keepdim=True), context, 0.0)
     return context.transpose(1, 2).reshape(batch, length, packed // 3)
 
@@ -98,7 +98,7 @@ def pack_lean(model: nn.Module, operand_dtype: torch.dtype) -> dict[str, Tensor]
 def lean_body(
     x: Tensor, mask: Tensor | None, weights: dict[str, Tensor], shape: Shape, ops: LeanOps, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Return `(residual, update)` of the stack, both `[B, S, D]`: the final norm's input is their sum."""
+    """Return `(residual, update)` of the stack, both `[B, S, D]`. The final norm's input is their sum."""
     operand_dtype = weights["0.qkv.weight"].dtype
     extent = None if mask is None else ops.mask_extent(mask)
 
@@ -135,7 +135,7 @@ def lean_finish(
     out_dtype: torch.dtype,
     eps: float,
 ) -> Tensor:
-    """Return the final norm `[B, S, D]` in `out_dtype`, or its input where there is none; rows of invalid tokens 0."""
+    """Return the final norm `[B, S, D]` in `out_dtype`, or its input without one; rows of invalid tokens are 0."""
     if "norm.weight" not in weights:
         return lean_sum(residual, update, mask, torch.empty_like(residual, dtype=out_dtype))
     weight, bias = weights["norm.weight"], weights["norm.bias"]
@@ -143,11 +143,11 @@ def lean_finish(
 
 
 def lean_sum(residual: Tensor, update: Tensor, mask: Tensor | None, out: Tensor) -> Tensor:
-    """Write the stack's output without a final norm into `out [B, S, D]`, rows of invalid tokens 0."""
+    """Write the stack's output without a final norm into `out [B, S, D]`; rows of invalid tokens are 0."""
     torch.add(residual, update, out=out)
     return out if mask is None else out.masked_fill_(~mask[:, :, None], 0)
 
 
 def packed_weights(model: nn.Module, operand_dtype: torch.dtype) -> PackedWeights:
-    """Return the model's lean weights, refreshed when the originals change."""
+    """Return the model's lean weights, packed again when the originals change."""
     return PackedWeights(model, lambda source: pack_lean(source, operand_dtype))

@@ -1,4 +1,4 @@
-"""Build a resident forward: packed weights and the launches of one configuration or plan, bound at the first call."""
+"""Build a resident forward: packed weights and the launch of one configuration, bound at the first call."""
 
 from __future__ import annotations
 
@@ -9,14 +9,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from rooflane.families.resident.bind import Binder
 from rooflane.families.resident.choice import choose
-from rooflane.families.resident.config import HOPPER, ResidentConfig, Room
-from rooflane.families.resident.hopper.bind import HopperBinder
-from rooflane.families.resident.hopper.pack import pack_hopper
-from rooflane.families.resident.hopper.plan import HopperPlan
-from rooflane.families.resident.layout import layout_of
-from rooflane.families.resident.pack import pack_resident
+from rooflane.families.resident.config import H200, ResidentConfig, Room
 from rooflane.families.runtime.bound import bound_forward
 from rooflane.families.runtime.call_checks import operand_dtype
 from rooflane.families.runtime.runtime_compiler import CAPABILITY, missing_compiler
@@ -30,42 +24,29 @@ def build(
     """Return `(x [B, S, D], mask [B, S] or None) -> [B, S, D]`."""
     device = torch.device(device)
     dtype, room = operand_dtype(operands, shape, device.type), room_of(device)
-    choice = choose(shape, room)
-    if isinstance(choice, ResidentConfig):
-        return build_configured(model, shape, device, dtype, choice)
-    return build_hopper(model, device, dtype, choice, room.units)
+    return build_configured(model, device, dtype, choose(shape, room).config, room.units)
 
 
 def room_of(device: torch.device) -> Room:
-    """Return what a device offers; on a CPU, which interprets Triton's kernels alone, what an H200 offers those."""
+    """Return what a device offers. A CPU, which interprets Triton's kernels alone, counts as an H200 for those."""
     if device.type != "cuda":
-        return replace(HOPPER, warpgroups=False)
+        return replace(H200, sm90=False)
     properties = torch.cuda.get_device_properties(device)
-    hopper = (properties.major, properties.minor) == CAPABILITY
-    if hopper and (reason := missing_compiler()):
+    sm90 = (properties.major, properties.minor) == CAPABILITY
+    if sm90 and (reason := missing_compiler()):
         warnings.warn(
-            f"this GPU has kernels in CUDA C++ that cannot be compiled ({reason}); Triton's run in their place. "
-            "pip install 'rooflane[hopper]' brings the compiler",
+            f"the CUDA C++ kernels for this GPU cannot be compiled ({reason}); Triton kernels run in their place. "
+            "To fix this, pip install 'rooflane[hopper]'",
             stacklevel=2,
         )
-        hopper = False
-    return Room(properties.multi_processor_count, properties.shared_memory_per_block_optin, hopper)
+        sm90 = False
+    return Room(properties.multi_processor_count, properties.shared_memory_per_block_optin, sm90)
 
 
 def build_configured(
-    model: nn.Module, shape: Shape, device: torch.device, operands: torch.dtype, config: ResidentConfig
+    model: nn.Module, device: torch.device, operands: torch.dtype, config: ResidentConfig, units: int
 ) -> Callable[[Tensor, Tensor | None], Tensor]:
-    """Return the forward of one Triton configuration."""
-    layout = layout_of(shape, config.ffn_tile, config.pack)
-    weights = PackedWeights(model, lambda source: pack_resident(source, layout, operands))
-    binder = Binder(shape, layout, config, weights.tensors, model.final_norm.eps)
-    return bound_forward(binder, weights, shape, device)
-
-
-def build_hopper(
-    model: nn.Module, device: torch.device, operands: torch.dtype, plan: HopperPlan, units: int
-) -> Callable[[Tensor, Tensor | None], Tensor]:
-    """Return the forward of one Hopper plan on a device of so many multiprocessors."""
-    weights = PackedWeights(model, lambda source: pack_hopper(source, plan, operands))
-    binder = HopperBinder(plan, weights.tensors, operands, model.final_norm.eps, units)
-    return bound_forward(binder, weights, plan.shape, device)
+    """Return the forward of one configuration on a device of so many multiprocessors."""
+    weights = PackedWeights(model, lambda source: config.pack(source, operands))
+    binder = config.binder(weights.tensors, operands, model.final_norm.eps, units)
+    return bound_forward(binder, weights, config.shape, device)

@@ -1,90 +1,89 @@
-"""Launch configurations of the resident kernels, chosen by shape and device; nothing tunes at run time."""
+"""What every resident kernel states about itself, and what a device offers it. No torch."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, ClassVar, Self
 
-from rooflane.families.resident.layout import packable, padded
+from rooflane.families.lean.cost import operand_name
+from rooflane.families.resources.kernel_case import Architecture, KernelCase
+from rooflane.families.spec import Limits
 from rooflane.shapes import Shape
 
-# How a shape is launched: a program a block of whole sequences ("whole"); two programs a sequence, the second awaiting
-# the first's flag ("halves"); thin blocks of rows with flags ("flagged rows"); or thin blocks, a launch a layer
-# ("layered rows").
-Mode = Literal["whole", "halves", "flagged rows", "layered rows"]
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from rooflane.families.runtime.bound import Launch
+
+    # Binds the launch of calls like a sample `(x, mask, out)`.
+    Bind = Callable[[Tensor, Tensor | None, Tensor], Launch]
+
+# What the family takes: a program holds a sequence's residual in registers and its heads' keys in shared memory.
+LIMITS = [("seq_len", 128), ("d_model", 128), ("head_dim", 128), ("ffn_dim", 512)]
 
 
 @dataclass(frozen=True)
 class Room:
-    """What a device offers the kernels: multiprocessors, the shared memory one program may take, in bytes, and whether
-    it runs the Hopper kernels, which only compute capability 9.0 does.
+    """What a device offers the kernels.
+
+    `units` is its multiprocessors, `shared_bytes` the shared memory one program may take. `sm90` says whether it runs
+    the CUDA C++ kernels: only compute capability 9.0 does, where their compiler is installed.
     """
 
     units: int
     shared_bytes: int
-    warpgroups: bool = False
+    sm90: bool = False
 
 
-HOPPER = Room(132, 227 * 1024, True)  # the H200 the configurations were measured on
+H200 = Room(132, 227 * 1024, True)  # the device the configurations were measured on
 
 
 @dataclass(frozen=True)
-class ResidentConfig:
-    """How one resident forward is launched: `rows` query rows a program, of `group` sequences.
+class ResidentConfig(ABC):
+    """How one kernel runs one shape. A subclass is a kernel, an instance is a launch configuration of it."""
 
-    `pack` narrow heads share a tile, `heads_a_step` heads stand side by side (layered rows); `ffn_tile` hidden columns
-    are live at a time.
-    """
+    kernel: ClassVar[str]  # the kernel's name, as reasons and records print it
+    shape: Shape
 
-    mode: Mode
-    rows: int
-    group: int
-    pack: int
-    heads_a_step: int
-    ffn_tile: int
-    num_warps: int
-    num_stages: int
+    @classmethod
+    @abstractmethod
+    def try_plan(cls, shape: Shape, room: Room) -> Self | str:
+        """Return the configuration for a shape the family supports, or one line that says why there is none."""
+
+    @abstractmethod
+    def predict_s(self, profile: Limits) -> float:
+        """Return the predicted device seconds of one call, without the launch."""
+
+    @property
+    @abstractmethod
+    def held_bytes(self) -> int:
+        """Device bytes a built forward holds: packed weights, scratch, flags."""
+
+    @abstractmethod
+    def pack(self, model: nn.Module, operands: torch.dtype) -> dict[str, Tensor]:
+        """Return the model's weights as the kernel reads them."""
+
+    @abstractmethod
+    def binder(self, weights: dict[str, Tensor], operands: torch.dtype, eps: float, units: int) -> Bind:
+        """Return what binds the launch for packed weights on a device of so many multiprocessors."""
+
+    @classmethod
+    @abstractmethod
+    def cases(cls) -> Iterable[tuple[Shape, Architecture, Room]]:
+        """Return shapes and devices for the resource gate: one for each configuration that differs in code.
+
+        The gate compiles whichever kernel takes such a shape there.
+        """
+
+    @abstractmethod
+    def case(self, architecture: Architecture) -> KernelCase:
+        """Return this configuration as the resource gate compiles it."""
 
 
-ROWS = 16
-# Columns of heads side by side, and hidden columns of one tile, up to which thin rows take them in one step.
-STEP_COLUMNS = 128
-# Shared memory of the flagged rows at their widest, as Triton 3.6 compiles them.
-FLAGGED_SHARED_BYTES = 136 * 1024
-# Rows of half a sequence: a warpgroup's tensor-core tile. Below, eight warps have less than a tile each.
-BLOCK_ROWS = 64
-# Columns of a head tile up to which 64 rows of it fit four warps' registers without spilling in the loop (H200, 64
-# sequences: 32 columns 57 against 66 us whole, 64 columns 58 against 55, 128 columns 73 against 59).
-HALVES_HEAD = 32
-
-
-# At 32 columns Triton 3.6 makes wrong code for Hopper of a feed-forward in tiles of more than 32: other numbers or an
-# illegal access, in halves of four warps and in whole sequences, at any number of stages. At 16 and from 64 on not.
-NARROW_COLUMNS = 32
-
-
-def resident_config(shape: Shape, room: Room = HOPPER) -> ResidentConfig:
-    """Return the configuration for a shape the family supports on a device."""
-    length, head, ffn = padded(shape.seq_len), padded(shape.head_dim), padded(shape.ffn_dim)
-    if shape.seq_len > ROWS and shape.batch_size * -(-shape.seq_len // ROWS) <= room.units:
-        if not shape.causal:
-            most = max(1, STEP_COLUMNS // head)
-            step = next(count for count in (8, 4, 2, 1) if count <= most and shape.num_heads % count == 0)
-            return ResidentConfig("layered rows", ROWS, 1, 1, step, min(STEP_COLUMNS, ffn), 4, 1)
-        columns = shape.num_heads * head
-        one_step = columns == padded(columns) <= STEP_COLUMNS and ffn <= STEP_COLUMNS
-        if one_step and room.shared_bytes >= FLAGGED_SHARED_BYTES:
-            return ResidentConfig("flagged rows", ROWS, 1, 1, shape.num_heads, ffn, 8, 1)
-    # A feed-forward of one tile needs no pipeline for it and leaves the shared memory to a third stage of the heads.
-    single = ffn <= STEP_COLUMNS and head < BLOCK_ROWS and room.shared_bytes >= HOPPER.shared_bytes
-    # A head over half the width stands alone without a pipeline: its feed-forward takes two steps (see blocks.py).
-    ffn_tile, stages = (ffn, 3) if single else (min(64, ffn if head <= BLOCK_ROWS else ffn // 2), 2)
-    if padded(shape.d_model) == NARROW_COLUMNS:
-        ffn_tile = min(ffn_tile, NARROW_COLUMNS)
-    pack = packable(shape)
-    if shape.causal and length > BLOCK_ROWS and head <= HALVES_HEAD and 2 * shape.batch_size <= room.units:
-        return ResidentConfig("halves", BLOCK_ROWS, 1, pack, 1, ffn_tile, 4, stages)
-    # Short sequences share a block once there are blocks enough for every multiprocessor.
-    group = max(1, BLOCK_ROWS // length) if shape.batch_size * length > room.units * BLOCK_ROWS else 1
-    warps = 8 if length > BLOCK_ROWS else 4
-    return ResidentConfig("whole", length * group, group, pack, 1, ffn_tile, warps, stages)
+def unit_seconds(shape: Shape, profile: Limits, flops: int, specials: int) -> float:
+    """Return the seconds one multiprocessor takes for tensor-core FLOP and exponentials at its full rates."""
+    seconds = flops * profile.units / profile.matmul_flops(operand_name(shape, "cuda"))
+    return seconds + specials * profile.units / profile.special_per_s

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rooflane.families.resident.config import Room
 from rooflane.shapes import Shape
 
-# Columns of a tile of narrow heads: the least a tensor core takes (H200, 16 heads of 8: tiles of 16 columns 102 us, of
-# 32 141, since every head of a tile pays the tile's width in its own products).
+# Rows of a thin block: the least a tensor-core tile takes.
+BLOCK_ROWS = 16
+# Columns of heads side by side, and hidden columns of one tile, up to which a kernel takes them in one step.
+STEP_COLUMNS = 128
+# Columns of a tile of narrow heads: the fewest a tensor core takes. Every head of a tile pays the tile's width.
 PACKED_COLUMNS = 16
 
 
@@ -59,3 +63,17 @@ def layout_of(shape: Shape, ffn_tile: int, pack: int = 1) -> Layout:
         ffn=-(-shape.ffn_dim // ffn_tile) * ffn_tile,
         layers=shape.num_layers,
     )
+
+
+def row_blocks(shape: Shape) -> int:
+    """Return the blocks of 16 query rows of a batch."""
+    return shape.batch_size * -(-shape.seq_len // BLOCK_ROWS)
+
+
+def too_many_rows(shape: Shape, room: Room) -> str:
+    """Return why thin blocks of rows do not pay, "" where a multiprocessor has at most one."""
+    if shape.seq_len <= BLOCK_ROWS:
+        return f"a sequence of {shape.seq_len} is one block of {BLOCK_ROWS} rows: nothing to split"
+    if row_blocks(shape) > room.units:
+        return f"{row_blocks(shape)} blocks of {BLOCK_ROWS} rows are more than {room.units} multiprocessors"
+    return ""

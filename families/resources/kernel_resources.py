@@ -1,4 +1,4 @@
-"""What one compiled kernel costs a multiprocessor: registers, spills, shared memory, blocks. No GPU."""
+"""What one compiled kernel costs a multiprocessor: registers, spills, shared memory, blocks. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -7,38 +7,17 @@ import re
 import subprocess
 import tempfile
 from dataclasses import dataclass
+from functools import singledispatch
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import Any
 
-from rooflane.families.resources.shipped import HopperCase, KernelCase
+from rooflane.families.resources.kernel_case import PROGRAM_BYTES, Architecture, CudaCase, KernelCase, TritonCase
 from rooflane.families.runtime.runtime_compiler import missing_compiler
 
-REGISTERS = 65536  # a multiprocessor's, on every architecture below
+REGISTERS = 65536  # a multiprocessor's, on every architecture here
 WARP_REGISTER_UNIT = 256  # registers are handed out to warps in units of this
-BLOCK_SHARED_BYTES = 1024  # shared memory the system takes of each block
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """Limits of one multiprocessor (CUDA programming guide, compute capabilities)."""
-
-    number: int
-    shared_bytes: int
-    threads: int
-    blocks: int
-
-
-ARCHITECTURES = [
-    Architecture(80, 164 * 1024, 2048, 32),
-    Architecture(89, 100 * 1024, 1536, 24),
-    Architecture(90, 228 * 1024, 2048, 32),
-    Architecture(120, 100 * 1024, 1536, 32),
-]
-
-
-HOPPER_ARCHITECTURE = next(architecture for architecture in ARCHITECTURES if architecture.number == 90)
 
 
 @dataclass(frozen=True)
@@ -55,15 +34,15 @@ class Resources:
     code: str = ""
 
 
-def compiler_version() -> str:
-    """Return the key of the compiler: Triton's version, whose package carries its own ptxas."""
+def triton_version() -> str:
+    """Return the key of the Triton compiler: its version, whose package carries its own ptxas."""
     import triton
 
     return f"triton {triton.__version__}"
 
 
 def nvrtc_version() -> str | None:
-    """Return the key of the compiler of CUDA C++, None where it or its bindings are not installed."""
+    """Return the key of the CUDA C++ compiler, None where it or its bindings are not installed."""
     try:
         version = package_version("nvidia-cuda-nvrtc")
     except PackageNotFoundError:
@@ -71,49 +50,81 @@ def nvrtc_version() -> str | None:
     return None if missing_compiler() else f"nvrtc {version}"
 
 
-def code_key(case: KernelCase | HopperCase, architecture: Architecture) -> str:
+@singledispatch
+def code_key(case: KernelCase) -> str:
     """Return the digest of a kernel's source, constants and options."""
-    if isinstance(case, HopperCase):
-        from rooflane.families.runtime.cuda_kernel import OPTIONS
+    raise TypeError(f"no compiler takes a {type(case).__name__}")
 
-        text = f"{architecture.number} {OPTIONS} {case.plan.shared_bytes} {case.plan.threads} {case.source}"
-    else:
-        text = f"{architecture.number} {case.num_warps} {case.num_stages} {_source(case).hash()}"
+
+@code_key.register
+def _(case: TritonCase) -> str:
+    return _digest(f"{case.architecture.number} {case.num_warps} {case.num_stages} {_source(case).hash()}")
+
+
+@code_key.register
+def _(case: CudaCase) -> str:
+    from rooflane.families.runtime.cuda_kernel import OPTIONS
+
+    return _digest(f"{case.architecture.number} {OPTIONS} {case.shared_bytes} {case.threads} {case.source}")
+
+
+def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _source(case: KernelCase) -> Any:
+def _source(case: TritonCase) -> Any:
     """Return a Triton kernel with its types and constants."""
     from triton.compiler import ASTSource
 
-    names = case.function.arg_names
+    function = case.load()
+    names = function.arg_names
     signature = {name: case.types.get(name, "constexpr") for name in names}
     constants = {(names.index(name),): value for name, value in case.constants.items()}
     aligned = {(names.index(name),): [["tt.divisibility", 16]] for name, kind in case.types.items() if kind[0] == "*"}
-    return ASTSource(case.function, signature, constants, aligned)
+    return ASTSource(function, signature, constants, aligned)
 
 
-def measure(case: KernelCase, architecture: Architecture) -> Resources:
+@singledispatch
+def measure(case: KernelCase) -> Resources:
     """Compile a kernel ahead of time and return what it takes.
 
     Raises `RuntimeError` when the assembler does not report registers, which would otherwise pass for none.
     """
+    raise TypeError(f"no compiler takes a {type(case).__name__}")
+
+
+@measure.register
+def _(case: TritonCase) -> Resources:
     import triton
     from triton.backends.compiler import GPUTarget
 
+    number = case.architecture.number
     # Kernels without their last stage are kept from the cache that launches read.
     with tempfile.TemporaryDirectory() as folder, triton.knobs.cache.scope(), triton.knobs.runtime.scope():
         triton.knobs.cache.dir = folder
         triton.knobs.runtime.add_stages_inspection_hook = _leave_out_assembler
         compiled = triton.compile(
             _source(case),
-            target=GPUTarget("cuda", architecture.number, 32),
+            target=GPUTarget("cuda", number, 32),
             options={"num_warps": case.num_warps, "num_stages": case.num_stages},
         )
-    registers, spills = _assemble(compiled.asm["ptx"], architecture.number)
-    shared = compiled.metadata.shared
-    blocks = _blocks(registers, shared, case.num_warps, architecture)
-    return Resources(registers, spills, shared, blocks, code_key(case, architecture))
+    registers, spills = _assemble(compiled.asm["ptx"], number)
+    return _resources(case, registers, spills, compiled.metadata.shared)
+
+
+@measure.register
+def _(case: CudaCase) -> Resources:
+    from rooflane.families.runtime.cuda_kernel import compiler_report
+
+    report = compiler_report(case.source, f"sm_{case.architecture.number}a")
+    registers, spills = _reported(report, case.architecture.number)
+    own = re.search(r"(\d+) bytes smem", report)
+    return _resources(case, registers, spills, case.shared_bytes + (int(own[1]) if own else 0))
+
+
+def _resources(case: KernelCase, registers: int, spills: int, shared: int) -> Resources:
+    blocks = _blocks(registers, shared, case.warps, case.architecture)
+    return Resources(registers, spills, shared, blocks, code_key(case))
 
 
 def _leave_out_assembler(*arguments: Any) -> tuple[str, str] | None:
@@ -152,21 +163,9 @@ def _reported(report: str, number: int) -> tuple[int, int]:
     return int(registers[1]), int(spills[1])
 
 
-def measure_hopper(case: HopperCase) -> Resources:
-    """Compile a CUDA C++ kernel and return what it takes; shared memory is the plan's and the kernel's own arrays."""
-    from rooflane.families.runtime.cuda_kernel import compiler_report
-
-    report = compiler_report(case.source, f"sm_{HOPPER_ARCHITECTURE.number}a")
-    registers, spills = _reported(report, HOPPER_ARCHITECTURE.number)
-    own = re.search(r"(\d+) bytes smem", report)
-    shared = case.plan.shared_bytes + (int(own[1]) if own else 0)
-    blocks = _blocks(registers, shared, case.plan.threads // 32, HOPPER_ARCHITECTURE)
-    return Resources(registers, spills, shared, blocks, code_key(case, HOPPER_ARCHITECTURE))
-
-
 def _blocks(registers: int, shared: int, warps: int, architecture: Architecture) -> int:
     """Return the blocks one multiprocessor holds, 0 when not even one fits."""
     warp_registers = -(-registers * 32 // WARP_REGISTER_UNIT) * WARP_REGISTER_UNIT
     by_registers = REGISTERS // (warp_registers * warps)
-    by_shared = architecture.shared_bytes // (shared + BLOCK_SHARED_BYTES)
+    by_shared = architecture.shared_bytes // (shared + PROGRAM_BYTES)
     return min(by_registers, by_shared, architecture.threads // (32 * warps), architecture.blocks)

@@ -17,30 +17,17 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
-from rooflane.families.resident.config import HOPPER, Room
-from rooflane.families.resources.kernel_resources import (
-    ARCHITECTURES,
-    BLOCK_SHARED_BYTES,
-    HOPPER_ARCHITECTURE,
-    Architecture,
-    Resources,
-    code_key,
-    compiler_version,
-    measure,
-    measure_hopper,
-    nvrtc_version,
-)
-from rooflane.families.resources.shipped import HopperCase, KernelCase, hopper_cases, shipped_cases
+from rooflane.families.registry import load_families
+from rooflane.families.resources.kernel_case import CudaCase, KernelCase, TritonCase
+from rooflane.families.resources.kernel_resources import Resources, code_key, measure, nvrtc_version, triton_version
 
 RECORD = Path(__file__).parent / "resources.json"
-Case = KernelCase | HopperCase
 # The figures of every kernel, by name and architecture, as they stand in the record.
 Recorded = Mapping[str, Mapping[str, int | str]]
 
@@ -65,53 +52,27 @@ def compare(recorded: Recorded, measured: dict[str, Resources]) -> list[str]:
     return lines
 
 
-def measure_all(vouched: Recorded | None = None) -> dict[str, Resources]:
-    """Compile what ships of Triton for every architecture, a core each, but for what the record vouches for."""
-    cases: dict[str, tuple[Case, Architecture]] = {
-        f"{case.name} | sm_{architecture.number}": (case, architecture)
-        for architecture in ARCHITECTURES
-        for case in shipped_cases(room_of(architecture))
-    }
-    kept = _kept(cases, vouched or {})
-    # A kernel's function does not travel between processes; its name does.
-    owed = {name: (case.name, at) for name, (case, at) in cases.items() if name not in kept}
-    found = kept | _in_parallel(_measure_by_name, owed)
-    return {name: found[name] for name in cases}
+def shipped_cases(kind: type[KernelCase] = KernelCase) -> dict[str, KernelCase]:
+    """Return what every family ships of a kind, by name; families that share kernels name the same cases."""
+    cases = [case for family in load_families().values() for case in family.kernel_cases()]
+    return {case.key: case for case in cases if isinstance(case, kind)}
 
 
-def measure_all_hopper(vouched: Recorded | None = None) -> dict[str, Resources]:
-    """Compile what ships of CUDA C++, a core each, but for what the record vouches for."""
-    cases = {f"{case.name} | sm_{HOPPER_ARCHITECTURE.number}": case for case in hopper_cases()}
-    kept = _kept({name: (case, HOPPER_ARCHITECTURE) for name, case in cases.items()}, vouched or {})
-    found = kept | _in_parallel(measure_hopper, {name: case for name, case in cases.items() if name not in kept})
-    return {name: found[name] for name in cases}
-
-
-def _kept(cases: Mapping[str, tuple[Case, Architecture]], vouched: Recorded) -> dict[str, Resources]:
-    """Return the recorded figures of the kernels whose code is as it was when they were recorded."""
-    return {
+def measure_all(cases: Mapping[str, KernelCase], vouched: Recorded | None = None) -> dict[str, Resources]:
+    """Compile the cases, a core each, but for those whose digest stands in the record with their figures."""
+    kept = {
         name: Resources(**vouched[name])
         for name, case in cases.items()
-        if name in vouched and vouched[name].get("code") == code_key(*case)
+        if vouched and name in vouched and vouched[name].get("code") == code_key(case)
     }
+    found = kept | _in_parallel({name: case for name, case in cases.items() if name not in kept})
+    return {name: found[name] for name in cases}
 
 
-def _in_parallel(measure_one: Callable[[Any], Resources], jobs: Mapping[str, Any]) -> dict[str, Resources]:
+def _in_parallel(cases: Mapping[str, KernelCase]) -> dict[str, Resources]:
     # Spawned: the compiler keeps state that does not survive a fork.
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        return dict(zip(jobs, pool.map(measure_one, jobs.values()), strict=True))
-
-
-def _measure_by_name(job: tuple[str, Architecture]) -> Resources:
-    name, architecture = job
-    (case,) = [case for case in shipped_cases(room_of(architecture)) if case.name == name]
-    return measure(case, architecture)
-
-
-def room_of(architecture: Architecture) -> Room:
-    """Return what a large device of an architecture offers the kernels."""
-    hopper = architecture == HOPPER_ARCHITECTURE
-    return Room(HOPPER.units, architecture.shared_bytes - BLOCK_SHARED_BYTES, hopper)
+        return dict(zip(cases, pool.map(measure, cases.values()), strict=True))
 
 
 def load_record(version: str) -> Recorded:
@@ -165,16 +126,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.record and not os.access(RECORD if RECORD.exists() else RECORD.parent, os.W_OK):
         parser.error(f"{RECORD} cannot be written, so nothing is compiled; record in a checkout of your own")
-    compilers = {compiler_version(): measure_all}
+    compilers: dict[str, type[KernelCase]] = {triton_version(): TritonCase}
     nvrtc = nvrtc_version()
     if nvrtc is None:
         print("the CUDA C++ kernels are left out: nvidia-cuda-nvrtc or cuda-bindings is not installed", file=sys.stderr)
     else:
-        compilers[nvrtc] = measure_all_hopper
+        compilers[nvrtc] = CudaCase
     failed = 0
-    for version, measure_them in compilers.items():
+    for version, kind in compilers.items():
+        cases = shipped_cases(kind)
         if options.record:
-            write_record(version, measure_them())
+            write_record(version, measure_all(cases))
             print(f"{RECORD.name}: recorded {version}")
             continue
         try:
@@ -183,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(error, file=sys.stderr)
             failed = 1
             continue
-        differences = compare(recorded, measure_them(recorded if options.changed else None))
+        differences = compare(recorded, measure_all(cases, recorded if options.changed else None))
         print("\n".join(differences) or f"every shipped kernel is as recorded under {version}")
         failed |= bool(differences)
     return failed

@@ -1,1 +1,1 @@
-"""A built forward and its call path: weights, staging, launch and run-time compilation."""
+"""The call path of built forwards: weights, staging, launch and run-time compilation."""

@@ -1,4 +1,4 @@
-"""The call path of forwards whose launches are bound once: check, allocate, launch, then look at the weights."""
+"""The call path of forwards whose launches are bound once: check, allocate, launch, then check the weights."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from torch import Tensor
 from rooflane.families.runtime.call_checks import DTYPES, aligned, check_call
 from rooflane.families.runtime.host import host_module
 from rooflane.families.runtime.launch import current_device, raw_stream
-from rooflane.families.runtime.staged import StreamGuard
 from rooflane.families.runtime.weights import PackedWeights
 from rooflane.shapes import Shape
 
-# (stream, x, mask, out): submit one call's work on a raw stream.
+# A bound launch: `(stream, x, mask, out)` submits one call's work on a raw stream.
 Launch = Callable[[int, Tensor, Tensor | None, Tensor], None]
 
 
@@ -25,14 +24,14 @@ def bound_forward(
     shape: Shape,
     device: torch.device,
 ) -> Callable[[Tensor, Tensor | None], Tensor]:
-    """Return `(x [B, S, D], mask [B, S] or None) -> [B, S, D]`, its common calls in C++ where that can be compiled."""
+    """Return `(x [B, S, D], mask [B, S] or None) -> [B, S, D]`, its common calls in C++ where that is built."""
     forward = BoundForward(bind, weights, shape, device)
     module = host_module()
     return forward if module is None else forward.in_cpp(module)
 
 
 class BoundForward:
-    """Run what `bind(x, mask, out)` returns, bound once for calls with a mask and once for calls without."""
+    """Run the launch that `bind(x, mask, out)` returns: one for calls with a mask, one for calls without."""
 
     def __init__(
         self,
@@ -44,13 +43,13 @@ class BoundForward:
         self._bind = bind
         self._weights = weights
         self._shape = shape
-        # Where the weights lie: "cuda" without a number names whatever device is current.
+        # The weights' device: "cuda" without a number means the current device, which changes.
         self._index = next(iter(weights.tensors.values())).device.index or 0
         self._guard = StreamGuard(device)
         self._launches: dict[bool, Launch] = {}
 
     def in_cpp(self, module: Any) -> Callable[[Tensor, Tensor | None], Tensor]:
-        """Return this forward behind a call in C++, which hands on what is not bound yet and what is no plain call."""
+        """Return this forward behind a call in C++, which passes on calls of other kinds and those not bound yet."""
         weight, shape = next(iter(self._weights.tensors.values())), self._shape
         return module.Call(
             self,
@@ -67,7 +66,7 @@ class BoundForward:
 
     def __call__(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         if current_device() != self._index:
-            # A bound launch goes to the device that is current, wherever its tensors lie.
+            # A bound launch runs on the current device, not on that of its tensors.
             with torch.cuda.device(self._index):
                 return self(x, mask)
         check_call(x, mask, self._shape)
@@ -79,15 +78,35 @@ class BoundForward:
         launch = self._launches.get(mask is not None)
         if launch is None:
             launch = self._launches[mask is not None] = self._first(x, mask, out)
-        # The look at the weights' versions takes the host several us: the device works meanwhile, and in the rare call
-        # that finds them changed it works again, behind the fresh weights.
+        # The check of the weights' versions takes the host several us, during which the device works. In the rare case
+        # of a change the call is launched again, with the new weights.
         launch(stream, x, mask, out)
         if self._weights.refresh():
             launch(stream, x, mask, out)
         return out
 
     def _first(self, x: Tensor, mask: Tensor | None, out: Tensor) -> Launch:
-        """Bind the first call of a kind, which compiles and loads."""
+        """Bind the first call of a kind, which compiles and loads its kernels."""
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError("the first call of a built forward compiles it: call it once before capturing a graph")
         return self._bind(x, mask, out)
+
+
+class StreamGuard:
+    """Order calls on different streams that share fixed memory: a new stream waits for the one before it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._last: int | None = None
+
+    def enter(self, stream: int) -> bool:
+        """Note that the shared memory is now used on `stream`; return whether the note was made."""
+        if stream != self._last:
+            if torch.cuda.is_current_stream_capturing():
+                # A graph under capture may wait for nothing outside it. Whoever captures it has waited.
+                return False
+            if self._last is not None:
+                last = torch.cuda.ExternalStream(self._last, device=self._device)
+                torch.cuda.current_stream(self._device).wait_stream(last)
+            self._last = stream
+        return True

@@ -1,4 +1,4 @@
-"""What every built forward checks before it touches the device."""
+"""The checks that every built forward makes before it uses the device."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from torch import Tensor
 
 from rooflane.shapes import Shape
 
-# Bytes: what Triton assumes of a pointer it was compiled for, and what vector loads need.
+# Bytes. Triton compiles for pointers of this alignment, and vector loads need it.
 ALIGNMENT = 16
 HALF_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 DTYPES = HALF_DTYPES | {"float32": torch.float32}
 
 
 def check_call(x: Tensor, mask: Tensor | None, shape: Shape) -> None:
-    """Raise `ValueError` when a call has not the built shape `[B, S, D]` and dtype, mask `[B, S]` bool beside it."""
+    """Raise `ValueError` unless x has the built shape `[B, S, D]` and dtype and the mask is `[B, S]` bool beside it."""
     expected = (shape.batch_size, shape.seq_len, shape.d_model)
     if x.shape != expected:
         raise ValueError(f"built for x of shape {expected}, called with {tuple(x.shape)}; build one for that shape too")
@@ -33,8 +33,8 @@ def check_call(x: Tensor, mask: Tensor | None, shape: Shape) -> None:
 def operand_dtype(requested: str | None, shape: Shape, device_type: str) -> torch.dtype:
     """Return the GEMM operand dtype: the requested one, else the model's own on a CPU, else a half type.
 
-    float32 and float16 models take float16 operands, bfloat16 models bfloat16 ones: each keeps its own range.
-    Raises `ValueError` on another name than float16 and bfloat16.
+    float32 and float16 models take float16 operands and bfloat16 models take bfloat16, to keep the model's range.
+    Raises `ValueError` on a name other than float16 and bfloat16.
     """
     if requested is not None:
         if requested not in HALF_DTYPES:
@@ -46,7 +46,7 @@ def operand_dtype(requested: str | None, shape: Shape, device_type: str) -> torc
 
 
 def aligned(tensor: Tensor) -> Tensor:
-    """Return the tensor contiguous and 16-byte aligned, as bound launches assume; a copy only when it is not."""
+    """Return the tensor contiguous and 16-byte aligned, as bound launches assume; copies it only when it is not."""
     if tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0:
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format)

@@ -1,4 +1,4 @@
-"""Launch a Triton kernel with everything but its pointers bound beforehand."""
+"""Launch a Triton kernel with all arguments bound in advance except its pointers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 
 
 class BoundKernel:
-    """One compiled kernel for fixed sizes; a launch costs the driver call and little else.
+    """One compiled kernel for fixed sizes; a launch costs little more than the driver call.
 
-    Triton's own call path hashes every argument to find the compiled kernel, on every launch; here that is done once.
-    The kernel's compile-time parameters must stand last in its signature.
+    Triton's own call path hashes every argument on every launch to find the compiled kernel. Here that happens once.
+    The kernel's compile-time parameters must come last in its signature.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class BoundKernel:
         self._constants = tuple(constants[name] for name in function.arg_names if name in constants)
 
     def __call__(self, stream: int, *arguments: Any) -> None:
-        """Launch on a raw stream; tensors are given as their `data_ptr()`."""
+        """Launch on a raw stream; each tensor is passed as its `data_ptr()`."""
         self._run(
             self._grid, 1, 1, stream, self._handle, self._metadata, None, None, None, *arguments, *self._constants
         )
@@ -37,7 +37,7 @@ def _missing(*arguments: int) -> int:
     raise RuntimeError("this build of torch has no CUDA")
 
 
-# `() -> index of the device that is current` and `(device index) -> handle of its current stream`: torch's own, without
-# a Python function around them, which costs every launch 0.2 us.
+# `() -> index of the current device` and `(device index) -> handle of its current stream`. These are torch's internal
+# functions: its public ones add a Python call, which costs every launch 0.2 us.
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", _missing)
 raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _missing)

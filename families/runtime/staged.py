@@ -1,4 +1,4 @@
-"""Run a body of launches from a CUDA graph: input staged into fixed memory, output left to the caller."""
+"""Run a body of launches from a CUDA graph: the input is copied to fixed memory, the caller makes the output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BLOCK = 2048
 def stage_kernel(
     x_ptr, mask_ptr, to_x_ptr, to_mask_ptr, elements, tokens, HAS_MASK: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Copy the input and the mask to where the graph reads them, in one launch instead of two."""
+    """Copy the input and the mask to the graph's fixed memory, in one launch instead of two."""
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     tl.store(to_x_ptr + index, tl.load(x_ptr + index, mask=index < elements), mask=index < elements)
     if HAS_MASK:
@@ -29,17 +29,17 @@ def stage_kernel(
 
 
 class StagedGraph:
-    """Capture `body(x, mask)` once; each `run` stages a call's tensors and replays it.
+    """Capture `body(x, mask)` once; each `run` copies a call's tensors to fixed memory and replays it.
 
-    Nothing is keyed on the address of the caller's tensors. `result` is what the body returned while captured: fixed
-    memory that the next run overwrites, for the caller to finish into a fresh output.
+    Nothing depends on the addresses of the caller's tensors. `result` is what the body returned during capture. It is
+    fixed memory that the next run overwrites, so the caller computes a fresh output from it.
     """
 
     def __init__(
         self, body: Callable[[Tensor, Tensor | None], Any], x: Tensor, mask: Tensor | None, device: torch.device
     ) -> None:
         """Warm `body` up on a side stream, then capture it for tensors like `x` and `mask`."""
-        # Inference tensors could not be written outside inference mode: the staging memory must be ordinary.
+        # The fixed memory must be ordinary: inference tensors cannot be written outside inference mode.
         with torch.inference_mode(False), torch.no_grad():
             self._x = torch.zeros(x.shape, dtype=x.dtype, device=device)
             self._mask = None if mask is None else torch.ones(mask.shape, dtype=torch.bool, device=device)
@@ -72,30 +72,9 @@ class StagedGraph:
 
 @cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the one stream of a device that bodies warm up on.
+    """Return the one stream of a device on which bodies warm up.
 
-    cuBLAS keeps a workspace for every stream it ever ran on, 32 MiB each on Hopper: with a stream of its own, a forward
-    that is let go would leave that much behind.
+    cuBLAS keeps a workspace for every stream that it ever ran on, 32 MiB each on Hopper. If each forward had its own
+    stream, a deleted forward would leave that much memory in use.
     """
     return torch.cuda.Stream(device)
-
-
-class StreamGuard:
-    """Order calls on different streams that share fixed memory: a new stream waits for the one before it."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._last: int | None = None
-
-    def enter(self, stream: int) -> bool:
-        """Note that the shared memory is now used on `stream`; return whether that stands noted."""
-        if stream != self._last:
-            if torch.cuda.is_current_stream_capturing():
-                return (
-                    False  # the caller's own graph: nothing outside it may be awaited, and whoever captures has waited
-                )
-            if self._last is not None:
-                last = torch.cuda.ExternalStream(self._last, device=self._device)
-                torch.cuda.current_stream(self._device).wait_stream(last)
-            self._last = stream
-        return True

@@ -20,7 +20,7 @@ def _sum_versions(parameters: list[nn.Parameter]) -> int:
 
 
 def _count_registration(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-    """Note that some module somewhere was given a parameter: the only way one is replaced by another object."""
+    """Note that a module registered a parameter. A parameter is replaced by another object in no other way."""
     global _registrations
     _registrations += 1
 
@@ -29,14 +29,12 @@ register_module_parameter_registration_hook(_count_registration)
 
 
 class WeightWatch:
-    """Tell whether a model's weights may have changed.
+    """Detect whether a model's weights may have changed.
 
-    On a GPU the versions of 66 parameters are summed in C++ in under 1 us of a CPU host's time.
-
-    An in-place write or a load raises a parameter's version, a replaced parameter is registered, and a move or cast
-    of the whole model swaps the storage of every parameter. Writes through `.data`, and moving or casting a part of
-    the model, do none of these and are not seen. Parameters made under `torch.inference_mode` carry no version: they
-    count as changed on every call.
+    An in-place write or a load raises a parameter's version. A replaced parameter is registered. A move or cast of the
+    whole model replaces the storage of every parameter. Writes through `.data`, and a move or cast of a part of the
+    model, do none of these and are not detected. Parameters made under `torch.inference_mode` have no version, so they
+    count as changed on every call. For a model on a GPU, C++ sums the versions: under 1 us for 66 parameters.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -49,7 +47,7 @@ class WeightWatch:
         self._sum = _sum_versions if module is None else module.sum_versions
 
     def changed(self) -> bool:
-        """Return whether the weights may differ from those of the last look."""
+        """Return whether the weights may differ from those of the last check."""
         if self._registrations != _registrations:
             self._registrations = _registrations
             parameters = list(self._model.parameters())
@@ -71,7 +69,7 @@ class WeightWatch:
 
 
 class PackedWeights:
-    """Hold what `pack(model)` returns, refreshed in place so that captured graphs keep reading the same memory."""
+    """Hold what `pack(model)` returns, updated in place because captured graphs read the same memory."""
 
     def __init__(self, model: nn.Module, pack: Callable[[nn.Module], dict[str, Tensor]]) -> None:
         self._model = model
@@ -82,7 +80,7 @@ class PackedWeights:
             self.tensors = pack(model)
 
     def refresh(self) -> bool:
-        """Pack again if the model's weights may have changed since the last look; return whether that was so."""
+        """Pack again if the model's weights may have changed since the last check; return whether they had."""
         if not self._watch.changed():
             return False
         with torch.no_grad():

@@ -1,5 +1,15 @@
-"""Attention-dominated shapes: scores stay on the chip."""
+"""sdpa_flash: attention that never writes its scores, for attention-dominated shapes."""
 
-from rooflane.families.sdpa_flash.spec import SPEC
+from __future__ import annotations
 
-__all__ = ["SPEC"]
+from rooflane.families.lean.spec import LeanSpec
+
+
+class SdpaFlash(LeanSpec):
+    """Use flash attention over packed QKV, so that no `[B, H, S, S]` is stored, and fused ops; SDPA on a CPU."""
+
+    name = "sdpa_flash"
+    summary = "flash attention over packed fp16 QKV, fused norms and GELU"
+
+
+SPEC = SdpaFlash()

@@ -48,7 +48,7 @@ def test_scratch_stays_within_the_budget(budget):
         if event.name() == "[memory]":
             live += event.nbytes()
             peak = max(peak, live)
-    # Beside the scratch stand the output and, of one batch block, two layers' hidden states, the keys and the values.
+    # The output, and one batch block's hidden states of two layers, keys and values, add to the scratch.
     assert x.nbytes < peak <= 1.2 * budget + 5 * x.nbytes
     eager_scores = 8 * shape.batch_size * shape.num_heads * shape.seq_len**2
     assert peak < eager_scores

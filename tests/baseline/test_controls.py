@@ -33,7 +33,7 @@ def test_sdpa_control_builds_no_explicit_scores(monkeypatch):
         forward(x, mask)
 
 
-def test_reduce_overhead_says_why_it_is_not_run_on_a_cpu():
+def test_reduce_overhead_gives_the_reason_not_to_run_on_a_cpu():
     assert "CUDA graphs" in CONTROLS["compiled_reduce_overhead"].supports("cpu")
     assert CONTROLS["compiled_reduce_overhead"].supports("cuda") is None
     assert CONTROLS["compiled_reduce_overhead"].contract != ""

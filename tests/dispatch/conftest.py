@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rooflane.dispatch import Profile, load_profile
-from rooflane.families import registry
+from rooflane.families import FamilySpec, registry
 from rooflane.shapes import Shape, load_shapes
 
 ROOT = Path(__file__).parents[2]
@@ -41,10 +41,10 @@ def small() -> Shape:
     return Shape("small", batch_size=3, seq_len=5, d_model=16, num_heads=2, ffn_dim=24, num_layers=2)
 
 
-class FakeFamily:
+class FakeFamily(FamilySpec):
     """A family that records what it builds; its forward doubles the model's output."""
 
-    summary = contract = ""
+    summary = ""
 
     def __init__(self, name: str, refuses: str | None = None, needs: int = 1, options: tuple[str, ...] = ()) -> None:
         self.name = name

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from rooflane.baseline import BaselineTransformer, TransformerConfig
+from rooflane.dispatch.adapters.blocks import StackView
 from rooflane.dispatch.adapters.mapping import BlockMapping, weights_at
-from rooflane.dispatch.adapters.view import StackView
 from rooflane.families.lean.lean import pack_lean
 from rooflane.families.runtime.weights import PackedWeights
 
@@ -71,11 +71,11 @@ def twin(stack):
 
 def packs(model):
     from rooflane.families.resident.layout import layout_of
-    from rooflane.families.resident.pack import pack_resident
+    from rooflane.families.resident.pack import pack_padded
     from rooflane.shapes import Shape
 
     layout = layout_of(Shape("s", B, S, D, H, F, L), 16)
-    return pack_lean(model, torch.float16) | pack_resident(model, layout, torch.float16)
+    return pack_lean(model, torch.float16) | pack_padded(model, layout, torch.float16)
 
 
 def test_the_packers_read_a_view_as_they_read_a_baseline(stack, twin):

@@ -1,4 +1,4 @@
-"""Conditions: what they allow, and that one is said to hold another exactly when it does."""
+"""Conditions: which values satisfy them, and which values are enough to compare two of them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rooflane.dispatch import classify
-from rooflane.dispatch.allowed import Allowed
-from rooflane.dispatch.conditions import FIELDS, facts, parse_condition
+from rooflane.dispatch.conditions import FIELDS, corner_values, facts, parse_condition
 
 NUMBERS = st.integers(-2, 12)
 TABLES = st.dictionaries(st.sampled_from(["lt", "le", "gt", "ge", "eq", "ne"]), NUMBERS, min_size=1)
@@ -32,68 +31,57 @@ def holds(raw, value):
 
 
 @given(raw=CONDITIONS)
-def test_allowed_values_are_those_the_comparisons_hold_for(raw):
-    allowed = parse_condition("seq_len", raw)
-    assert [allowed.contains(value) for value in DOMAIN] == [holds(raw, value) for value in DOMAIN]
-    assert allowed.empty == (not any(holds(raw, value) for value in DOMAIN))
-
-
-@given(first=TABLES, second=CONDITIONS)
-def test_covering_is_exact_for_one_span(first, second):
-    covers = parse_condition("seq_len", first).covers(parse_condition("seq_len", second))
-    assert covers == all(holds(first, value) for value in DOMAIN if holds(second, value))
+def test_a_condition_holds_for_what_its_comparisons_hold_for(raw):
+    condition = parse_condition("seq_len", raw)
+    assert [condition.holds(value) for value in DOMAIN] == [holds(raw, value) for value in DOMAIN]
 
 
 @given(first=CONDITIONS, second=CONDITIONS)
-def test_covering_is_never_claimed_wrongly(first, second):
-    if parse_condition("seq_len", first).covers(parse_condition("seq_len", second)):
-        assert all(holds(first, value) for value in DOMAIN if holds(second, value))
+def test_corner_values_show_every_pair_of_answers(first, second):
+    """What no corner value shows, no value of the field shows: the comparison of rows rests on this."""
+    conditions = [parse_condition("seq_len", raw) for raw in (first, second)]
+    shown = {tuple(one.holds(value) for one in conditions) for value in corner_values("seq_len", conditions)}
+    assert shown == {tuple(one.holds(value) for one in conditions) for value in DOMAIN}
 
 
 @given(first=TABLES, second=TABLES, value=st.floats(0.001, 20))
-def test_covering_of_real_numbers_is_never_claimed_wrongly(first, second, value):
-    wide, narrow = parse_condition("launch_ratio", first), parse_condition("launch_ratio", second)
-    if wide.covers(narrow) and narrow.contains(value):
-        assert wide.contains(value)
+def test_corner_values_show_every_pair_of_answers_of_real_numbers(first, second, value):
+    conditions = [parse_condition("launch_ratio", raw) for raw in (first, second)]
+    shown = {tuple(one.holds(value) for one in conditions) for value in corner_values("launch_ratio", conditions)}
+    assert tuple(one.holds(value) for one in conditions) in shown
 
 
 @pytest.mark.parametrize(
-    ("field", "wide", "narrow", "covers"),
+    ("field", "raw", "values"),
     [
-        ("seq_len", {"gt": 4}, {"ge": 5}, True),  # the same whole numbers
-        ("launch_ratio", {"gt": 4}, {"ge": 5}, True),
-        ("launch_ratio", {"gt": 5}, {"ge": 5}, False),
-        ("launch_ratio", {"ge": 5}, {"gt": 5}, True),
-        ("launch_ratio", {"ne": 5}, {"gt": 4, "lt": 6}, False),
-        ("launch_ratio", {"ne": 5}, {"gt": 5}, True),
-        ("attention_share", {"le": 1}, {"ge": 0.2}, True),  # a share ends at 1
-        ("regime", ["launch", "compute"], "launch", True),
-        ("regime", "launch", ["launch", "compute"], False),
-        ("regime", {"ne": "launch"}, ["bandwidth", "compute"], True),
-        ("causal", {"ne": True}, False, True),
-        ("profile", {"ne": "h200"}, "h100", True),
-        ("profile", {"ne": "h200"}, "h200", False),
-        ("profile", {"ne": "h200"}, {"ne": "h100"}, False),
-        ("profile", ["h200", "h100"], {"ne": "l4"}, False),
+        # A sequence has a token at least.
+        ("seq_len", {"ge": 1}, (1, 2)),
+        ("seq_len", {"gt": 8.5}, (1, 2, 7, 8, 9, 10)),
+        # A share lies between 0 and 1, both included; a launch ratio is above 0.
+        ("attention_share", {"ge": 0.5}, (0, 0.25, 0.5, 0.75, 1)),
+        ("launch_ratio", {"lt": 1}, (0.5, 1, 2)),
+        ("causal", True, (True, False)),
+        ("profile", {"ne": "h200"}, ("h200", "(another)")),
     ],
 )
-def test_covering_by_example(field, wide, narrow, covers):
-    assert parse_condition(field, wide).covers(parse_condition(field, narrow)) is covers
+def test_corner_values_are_what_the_field_can_have(field, raw, values):
+    assert corner_values(field, [parse_condition(field, raw)]) == values
 
 
-@pytest.mark.parametrize("name", FIELDS)
-def test_every_field_has_a_value_inside_its_domain(name, published, h200):
+def test_every_field_has_a_value_inside_its_domain(published, h200):
     shape = published["8"]
-    value = facts(shape, h200, classify(shape, h200))[name]
-    assert FIELDS[name].domain.contains(value)
-    assert isinstance(value, FIELDS[name].kind)
-    assert parse_condition(name, value).contains(value)
+    known = facts(shape, h200, classify(shape, h200))
+    assert known.keys() == FIELDS.keys()
+    for name, value in known.items():
+        assert FIELDS[name].has(value)
+        assert isinstance(value, FIELDS[name].kind)
+        assert parse_condition(name, value).holds(value)
 
 
 @pytest.mark.parametrize(
     ("field", "raw", "complaint"),
     [
-        ("seq_length", 5, "no field is called 'seq_length'; fields: .*seq_len"),
+        ("seq_length", 5, "no field is called 'seq_length', did you mean 'seq_len'. fields: .*seq_len"),
         ("seq_len", "long", "'long' is not a number"),
         ("seq_len", True, "True is not a number"),
         ("seq_len", {"ge": float("nan")}, "nan is not a number"),
@@ -111,34 +99,3 @@ def test_every_field_has_a_value_inside_its_domain(name, published, h200):
 def test_bad_conditions_say_what_is_accepted(field, raw, complaint):
     with pytest.raises(ValueError, match=complaint):
         parse_condition(field, raw)
-
-
-def parsed_or_none(raw):
-    """Return what a condition allows, None for one that is refused: the domain of seq_len begins at 1."""
-    try:
-        return parse_condition("seq_len", raw)
-    except ValueError:
-        return None
-
-
-@given(first=CONDITIONS, second=CONDITIONS)
-def test_common_and_without_part_the_values_between_them(first, second):
-    mine, theirs = parsed_or_none(first), parsed_or_none(second)
-    if mine is None or theirs is None:
-        return
-    common, rest = mine.common(theirs), mine.without(theirs)
-    for value in DOMAIN:
-        assert common.contains(value) == (mine.contains(value) and theirs.contains(value))
-        assert rest.contains(value) == (mine.contains(value) and not theirs.contains(value))
-    assert common.empty == (not any(map(common.contains, DOMAIN)))
-    assert rest.empty == (not any(map(rest.contains, DOMAIN)))
-
-
-ALLOWED_WORDS = st.builds(Allowed, words=st.frozensets(st.sampled_from("abc")), inverted=st.booleans())
-
-
-@given(mine=ALLOWED_WORDS, theirs=ALLOWED_WORDS)
-def test_common_and_without_of_words(mine, theirs):
-    for word in "abcd":
-        assert mine.common(theirs).contains(word) == (mine.contains(word) and theirs.contains(word))
-        assert mine.without(theirs).contains(word) == (mine.contains(word) and not theirs.contains(word))

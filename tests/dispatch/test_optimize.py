@@ -227,3 +227,11 @@ def test_the_shipped_families_agree_with_the_baseline_on_a_cpu(x, mask, small, c
     built = optimize(model, shape)
     with torch.inference_mode():
         torch.testing.assert_close(built(x, mask), model(x, mask), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("sizes", [(3, 5, 16), [3, 5, 16]])
+def test_bare_sizes_are_explained(small, sizes):
+    from rooflane.baseline import build_baseline
+
+    with pytest.raises(OptimizeError, match=r"sizes alone leave out heads and layers: give a rooflane Shape, or an "):
+        optimize(build_baseline(small, "cpu", seed=1), sizes)

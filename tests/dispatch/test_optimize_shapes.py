@@ -142,7 +142,7 @@ def test_a_strided_input_is_served(dispatch, model, small):
         (x_of(1, 1).half(), {}, r"the example input is \(1, 1, 16\) of torch.float16; the model takes"),
         ("published.csv", {}, "shape is a str; give a Shape, an example input, or a list of either"),
         (x_of(1, 1), {"mapping": "gpt2"}, "mapping is a str; give a BlockMapping, such as GPT2_BLOCK"),
-        ([3], {}, "an example input is a tensor .*; got int"),
+        ([3], {}, "sizes alone leave out heads and layers: give a rooflane Shape, or an example input"),
         (x_of(1, 1)[:0], {}, "the example call cannot be optimised: .*batch_size is 0"),
     ],
 )

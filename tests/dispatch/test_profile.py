@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import pytest
 
-from rooflane.dispatch import Profile, ProfileError, host_profile, load_profile, match_profile, profile_names
+from rooflane.dispatch import (
+    Profile,
+    ProfileError,
+    host_profile,
+    keep_profile,
+    kept_path,
+    load_profile,
+    match_profile,
+    profile_names,
+)
+from rooflane.dispatch.device import kept_note
 from rooflane.families import Limits
 
 LIMITS = [name for name in vars(Limits) if not name.startswith("_")]
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path, monkeypatch):
+    """Keep profiles of this test apart from those of other tests."""
+    monkeypatch.setenv("ROOFLANE_STATE_DIR", str(tmp_path / "state"))
+
+
 SHIPPED = ["a100-80", "cpu", "h100", "h200", "l4", "rtx3090", "rtx4090", "rtx5090", "t4"]
 
 
@@ -105,7 +124,7 @@ def test_auto_takes_the_gpu_at_hand(monkeypatch):
     monkeypatch.setitem(load_profile.__globals__, "device_name", lambda: "NVIDIA H200")
     assert load_profile("auto").name == "h200"
     monkeypatch.setitem(load_profile.__globals__, "device_name", lambda: "NVIDIA B300")
-    with pytest.raises(ProfileError, match="'NVIDIA B300'.*rooflane probe"):
+    with pytest.raises(ProfileError, match="'NVIDIA B300'.*rooflane probe --keep"):
         load_profile("auto")
 
 
@@ -125,3 +144,32 @@ def test_profiles_are_frozen(h200):
     with pytest.raises(ValueError, match="frozen"):
         h200.name = "other"
     assert isinstance(h200, Profile)
+
+
+def test_auto_is_the_kept_profile_of_the_device_and_of_no_other(h200, monkeypatch):
+    at_hand = {"name": None}
+    monkeypatch.setitem(load_profile.__globals__, "device_name", lambda: at_hand["name"])
+    assert load_profile("auto") == host_profile() and kept_note() is None
+    measured = host_profile().with_figure("copy_rate", 0.123, "measured", "a test")
+    keep_profile(measured)
+    assert load_profile("auto") == load_profile("AUTO", "cpu") == measured
+    assert f"measured on this device less than 2 hours ago ({kept_path()})" in kept_note()
+    old = kept_path().stat().st_mtime - 72 * 3600
+    os.utime(kept_path(), (old, old))
+    assert "3 days ago" in kept_note()
+    # A GPU at hand has a profile of its own; the CPU's is still there for the CPU.
+    at_hand["name"] = "NVIDIA B300"
+    keep_profile(h200.model_copy(update={"name": "b300"}), "NVIDIA B300")
+    assert load_profile("auto").name == "b300" and load_profile("auto", "cpu") == measured
+    at_hand["name"] = "NVIDIA H200"
+    assert load_profile("auto") == load_profile("h200")
+
+
+def test_auto_of_a_gpu_that_is_not_there_is_refused(monkeypatch):
+    monkeypatch.setitem(load_profile.__globals__, "device_name", lambda: None)
+    with pytest.raises(ProfileError, match="no usable GPU"):
+        load_profile("auto", "cuda")
+
+
+def test_names_are_taken_in_any_case():
+    assert load_profile("H200") == load_profile("h200")

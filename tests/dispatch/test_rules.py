@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rooflane.dispatch import RuleError, load_rules
+from rooflane.dispatch import REGIMES, RuleError, lint, load_rules
 from rooflane.dispatch.conditions import FIELDS
+from rooflane.dispatch.lint import MOST_CASES, acts
 from rooflane.dispatch.rules import Rule
 
 
@@ -24,7 +25,7 @@ def test_rows_keep_their_order_and_lines(write_rules):
     table = load_rules(write_rules("# a comment\n" + row("a", '{ regime = "launch" }') + row("b")))
     assert [rule.name for rule in table.rules] == ["a", "b"]
     assert table.lines == (3, 9)
-    assert table.lint() == []
+    assert lint(table) == []
 
 
 @pytest.mark.parametrize(
@@ -37,7 +38,10 @@ def test_rows_keep_their_order_and_lines(write_rules):
         ('rule = "a"', r"rules\.toml:1: `rule` is not a list"),
         ("rule = [{}]", r"rules\.toml:1: rows are not headed"),
         (row("a") + row("b", extra="colour = 1"), r"rules\.toml:13: rule 'b': colour"),
-        (row("a", "{ seqlen = 4 }"), r"rules\.toml:4: rule 'a': when: no field is called 'seqlen'"),
+        (
+            row("a", "{ seqlen = 4 }"),
+            r"rules\.toml:4: rule 'a': when: no field is called 'seqlen', did you mean 'seq_len'",
+        ),
         (row("ok", "{ causal = true }") + row("a", "{ seq_len = { over = 4 } }"), r"rules\.toml:10: .*'over'"),
         ('[[rule]]\nwhen = {}\nfamily = "one"\nbecause = "x"', r"rules\.toml:2: an unnamed rule: name: Field required"),
         (row("a", "4"), r"rules\.toml:4: rule 'a': when"),
@@ -61,7 +65,7 @@ def test_missing_file(tmp_path):
 
 def test_every_error_is_told_at_once(write_rules):
     path = write_rules(row("a", family="three") + row("a", "{ causal = true }"))
-    findings = load_rules(path, strict=False).lint()
+    findings = lint(load_rules(path, strict=False))
     assert [finding.kind for finding in findings] == [
         "unknown-family",
         "duplicate-name",
@@ -87,13 +91,13 @@ def test_every_error_is_told_at_once(write_rules):
 )
 def test_lint_finds_rows_that_cannot_act(write_rules, rows, kinds):
     table = load_rules(write_rules("".join(row(name, when) for name, when in rows)))
-    assert [finding.kind for finding in table.lint()] == kinds
-    assert all(finding.severity == "warning" for finding in table.lint())
+    assert [finding.kind for finding in lint(table)] == kinds
+    assert all(finding.severity == "warning" for finding in lint(table))
 
 
 def test_a_shadowed_row_of_another_family_is_a_fallback(write_rules):
     text = row("a", "{ causal = true }") + row("b", "{ causal = true }", family="two")
-    fallback, same = load_rules(write_rules(text + row("c", "{ causal = true }") + row("d"))).lint()
+    fallback, same = lint(load_rules(write_rules(text + row("c", "{ causal = true }") + row("d"))))
     assert "acts only where one refuses the shape" in fallback.message
     assert "can be removed" in same.message
     assert str(fallback).startswith(f"{fallback.where}: rule 'b'")
@@ -107,20 +111,35 @@ WHENS = st.fixed_dictionaries(
         "regime": st.lists(st.sampled_from(["launch", "compute"]), min_size=1, unique=True),
     },
 )
-FACTS = st.fixed_dictionaries(
-    {"seq_len": st.integers(1, 8), "causal": st.booleans(), "regime": st.sampled_from(["launch", "compute"])}
-)
 
 
-@given(first=WHENS, second=WHENS, known=FACTS)
-def test_nothing_matches_a_covered_rule_alone(first, second, known):
-    earlier, later = (Rule(name="r", when=when, family="one", because="a test") for when in (first, second))
-    if earlier.covers(later) and later.mismatch(known) is None:
-        assert earlier.mismatch(known) is None
-    if earlier.catches_all:
-        assert earlier.mismatch(known) is None
-    if later.impossible:
-        assert later.mismatch(known) is not None
+def rule_of(when):
+    return Rule(name="r", when=when, family="one", because="a test")
+
+
+@given(whens=st.lists(WHENS, min_size=1, max_size=3), last=WHENS)
+def test_a_row_acts_exactly_where_some_shape_reaches_it(whens, last):
+    """Held against every value the fields of these conditions can tell apart."""
+    earlier, later = [rule_of(when) for when in whens], rule_of(last)
+    every = [
+        {"seq_len": length, "causal": causal, "regime": regime}
+        for length in range(1, 9)
+        for causal in (True, False)
+        for regime in REGIMES
+    ]
+    reached = [known for known in every if later.mismatch(known) is None]
+    assert (later.impossible is None) == bool(reached)
+    assert acts(later, earlier) == any(all(one.mismatch(known) for one in earlier) for known in reached)
+    assert later.catches_all == (reached == every)
+
+
+def test_of_too_many_cases_a_sample_is_tried():
+    wide = rule_of({name: {"ge": 0.5 if field.high == 1 else 2} for name, field in FIELDS.items() if field.numeric})
+    assert 2 ** len(wide.when) > MOST_CASES
+    everything, short, long = rule_of({}), rule_of({"seq_len": {"lt": 2}}), rule_of({"seq_len": {"ge": 2}})
+    assert acts(everything, [wide])
+    assert acts(everything, [wide, short])
+    assert not acts(everything, [wide, short, long])
 
 
 def test_mismatch_says_what_was_found_and_wanted():
@@ -137,5 +156,5 @@ def test_shipped_table_is_clean(fake_families):
     table = load_rules()
     families = ["resident", "chunked", "gemm_fp16", "graph_compile", "sdpa_flash", "sdpa_flash"]
     assert [rule.family for rule in table.rules] == families
-    assert table.lint() == []
+    assert lint(table) == []
     assert table.rules[-1].when == {}

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
-from rooflane.dispatch import RuleError, load_profile, load_rules, optimize, parse_rules, route
+from rooflane.dispatch import RuleError, lint, load_profile, load_rules, optimize, parse_rules, route
 from rooflane.dispatch.rules import SHIPPED_RULES
 
 OURS = [rule.name for rule in load_rules("shipped").rules]
@@ -49,7 +46,7 @@ def test_the_users_rows_come_first_and_ours_follow(project, published):
     h200 = load_profile("h200")
     assert route(published["2"], h200, table).rule.name == "mine"
     assert route(published["1"], h200, table).rule == route(published["1"], h200, load_rules("shipped")).rule
-    assert table.lint() == []
+    assert lint(table) == []
 
 
 def test_replace_leaves_ours_out_and_must_then_catch_all(project):
@@ -70,7 +67,7 @@ def test_a_row_of_a_shipped_name_puts_that_one_out_of_use(project):
     # So a copy of the whole shipped table, changed or not, is used as it stands.
     copy = load_rules(write(project / "copy.toml", SHIPPED_RULES.read_text()))
     assert names(copy) == OURS and set(copy.files) == {project / "copy.toml"}
-    assert copy.lint() == []
+    assert lint(copy) == []
 
 
 def test_the_first_that_names_a_table_wins(project, monkeypatch):
@@ -142,7 +139,7 @@ def test_a_tables_text_is_the_table_again_and_its_digest_is_of_the_rows(project)
 
 
 def kinds(path):
-    return [finding.kind for finding in load_rules(path, strict=False).lint()]
+    return [finding.kind for finding in lint(load_rules(path, strict=False))]
 
 
 def test_rows_over_ours_are_what_the_layer_is_for(project):
@@ -153,7 +150,7 @@ def test_rows_over_ours_are_what_the_layer_is_for(project):
 
 def test_rows_that_leave_ours_nothing_are_told_once(project):
     path = write(project / "mine.toml", row("all"))
-    (finding,) = load_rules(path).lint()
+    (finding,) = lint(load_rules(path))
     assert (finding.kind, finding.severity) == ("hides-ours", "warning")
     assert "replace = true" in finding.message and finding.where == f"{path}:1"
     halves = row("short", "{ seq_len = { lt = 9 } }") + row("long", "{ seq_len = { ge = 9 } }", "sdpa_flash")
@@ -192,19 +189,20 @@ def test_rows_hidden_by_several_others_are_found(write_rules, whens, found):
         # Bounds that meet in one value, the same field or with others beside it.
         ("{ seq_len = { le = 128 } }", "{ seq_len = { ge = 128 } }", "seq_len = 128"),
         ("{ seq_len = { le = 128 }, causal = true }", "{ seq_len = { ge = 128 }, d_model = 64 }", "seq_len = 128"),
-        ("{ seq_len = { ge = 64, le = 256 } }", "{ seq_len = { gt = 200, lt = 512 } }", "seq_len >= 201 and <= 256"),
+        ("{ seq_len = { ge = 64, le = 256 } }", "{ seq_len = { gt = 200, lt = 512 } }", "seq_len = 201"),
         ('{ regime = ["launch", "compute"] }', '{ regime = ["compute", "bandwidth"] }', "regime = compute"),
         (
             "{ seq_len = { le = 64 }, d_model = { le = 9 } }", "{ seq_len = { le = 9 }, d_model = { le = 64 } }",
-            "seq_len >= 1 and <= 9 and d_model >= 1 and <= 9",
+            "seq_len = 1 and d_model = 1",
         ),
     ],
 )  # fmt: skip
 def test_accidental_overlaps_name_the_part_and_both_lines(write_rules, first, second, part):
     path = write_rules(row("a", first) + row("b", second, "sdpa_flash") + row("last", family="graph_compile"))
-    (finding,) = load_rules(path).lint()
+    (finding,) = lint(load_rules(path))
     assert (finding.kind, finding.severity, finding.where) == ("overlap", "warning", f"{path}:8")
-    assert f"overlaps 'a' (line 2): where {part} both match, and 'a' sends the shape to chunked" in finding.message
+    said = f"overlaps 'a' (line 2): both match where, for example, {part}, and 'a' sends the shape to chunked"
+    assert said in finding.message
 
 
 @pytest.mark.parametrize(
@@ -234,15 +232,17 @@ def test_each_fault_is_one_finding(write_rules):
         + row("slip", family="chunkd")
         + row("option", "{ d_model = 3 }", extra="options = { budget = 1 }")
         + '[[rule]]\nname = "key"\nwhen = {}\nfamly = "chunked"\nbecause = "a test"\n'
+        + row("both", "{ seqlen = 4, d_modl = 3 }", family="chunkd")
         + row("last")
     )
-    found = load_rules(write_rules(text), strict=False).lint()
+    found = lint(load_rules(write_rules(text), strict=False))
     assert [(finding.rule, finding.kind) for finding in found] == [
         ("typo", "malformed"), ("slip", "unknown-family"), ("option", "unknown-option"), ("key", "malformed"),
+        ("both", "malformed"), ("both", "malformed"), ("both", "unknown-family"),
     ]  # fmt: skip
     assert "did you mean 'chunked'?" in found[1].message
     assert "did you mean 'family'?" in found[3].message
-    assert [int(finding.where.rpartition(":")[2]) for finding in found] == [4, 8, 14, 23]
+    assert [int(finding.where.rpartition(":")[2]) for finding in found] == [4, 8, 14, 23, 27, 27, 28]
 
 
 def test_an_unread_last_row_is_not_also_a_missing_catch_all(write_rules):
@@ -250,10 +250,3 @@ def test_an_unread_last_row_is_not_also_a_missing_catch_all(write_rules):
     assert kinds(write_rules(row("last", "{ colour = 1 }") + row("a", "{ causal = true }"))) == [
         "malformed", "missing-catch-all",
     ]  # fmt: skip
-
-
-def test_looking_for_a_table_loads_no_torch(project):
-    write(project / "pyproject.toml", '[tool.rooflane]\nrules = "mine.toml"\n')
-    write(project / "mine.toml", row("mine", "{ d_model = 7 }"))
-    code = "import sys; from rooflane.dispatch import load_rules; load_rules().lint(); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rooflane.dispatch import RuleError, parse_rules
-from rooflane.dispatch.rule_text import insert_row, parse_options, parse_when, row_text
-from rooflane.dispatch.rules import Rule
+from rooflane.dispatch.rule_text import insert_row, parse_options, parse_when
+from rooflane.dispatch.rules import Rule, row_text
 
 MINE = Path("mine.toml")
 NEW = {"name": "new", "when": {"d_model": 7}, "family": "chunked", "options": {}, "because": "a test"}

@@ -16,7 +16,7 @@ from rooflane.eval.record.arm_id import ArmId
 from rooflane.eval.record.records import Prediction, Record, RunMeta, Timing, Verification
 from rooflane.eval.record.settings import Settings
 from rooflane.eval.stats.contamination import Contamination
-from rooflane.eval.stats.run import create_run
+from rooflane.eval.stats.run import create_run, open_run
 from rooflane.eval.worker.arms import Arm
 from rooflane.eval.worker.judge import Judge
 from rooflane.eval.worker.subject import Subject, answer_to
@@ -149,3 +149,16 @@ def stored_run(tmp_path, make_meta, full_rows):
     run = create_run(tmp_path / "runs", meta)
     run.append(full_rows(meta, {"mine": 2.0, "sdpa": 1.25}))
     return run
+
+
+@pytest.fixture(scope="session")
+def recorded_runs(root):
+    """Every run on record that has rows, by its folder under briefs/records; its files are read once a session."""
+    folder, found = root / "briefs" / "records", {}
+    for path in sorted(folder.rglob("run.json")):
+        run = open_run(path.parent)
+        records, summary = run.records(), run.summary()
+        run.records, run.summary = (lambda kept=records: kept), (lambda kept=summary: kept)
+        if records:
+            found[str(path.parent.relative_to(folder))] = run
+    return found

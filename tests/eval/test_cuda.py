@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from rooflane.eval import ExitCode, evaluate
-from rooflane.eval.record.environment import describe_environment, gpu_telemetry
+from rooflane.eval.campaign.telemetry import Telemetry
+from rooflane.eval.record.environment import describe_environment, gpu_uuid
 from rooflane.eval.worker.clock import CudaClock, estimate_ns
 from rooflane.shapes import Shape
 
@@ -45,7 +46,7 @@ def test_the_environment_names_gpu_and_driver():
     facts = describe_environment("cuda")
     assert facts["gpu"] == torch.cuda.get_device_name(0)
     assert facts["driver"]
-    assert gpu_telemetry()["sm_mhz"] > 0
+    assert Telemetry(gpu_uuid()).read(own_processes=1)["sm_mhz"] > 0
 
 
 @pytest.mark.slow

@@ -130,21 +130,23 @@ def test_a_failing_gate_shows_the_users_line_and_the_figures(run):
     result.stdout.no_fnmatch_line("*check_gate*")
 
 
-@pytest.mark.parametrize(
-    ("marker", "words"),
-    [
-        ("atol=-0.1", "atol is -0.1; a tolerance is a finite number of at least 0"),
-        ("rtol=float('nan')", "rtol is nan"),
-        ("atol='x'", "atol is 'x'; it must be a number"),
-        ("tol=1", "was given tol"),
-        ("0.1", "by name, and was given 0.1"),
-        ("", "was given nothing"),
-    ],
-)
-def test_a_wrong_marker_fails_its_test_in_one_line(run, marker, words):
-    result = run(OFF + f"@pytest.mark.rooflane({marker})\ndef test_it():\n    pass\ndef test_other():\n    pass\n")
-    result.assert_outcomes(errors=1, passed=1)
-    result.stdout.fnmatch_lines([f"*@pytest.mark.rooflane *{words}*"])
+WRONG_MARKERS = {
+    "atol=-0.1": "atol is -0.1; a tolerance is a finite number of at least 0",
+    "rtol=float('nan')": "rtol is nan",
+    "atol='x'": "atol is 'x'; it must be a number",
+    "tol=1": "was given tol",
+    "0.1": "by name, and was given 0.1",
+    "": "was given nothing",
+}
+
+
+def test_a_wrong_marker_fails_its_test_in_one_line(run):
+    mark = "@pytest.mark.rooflane({})\ndef test_{}():\n    pass\n"
+    tests = [mark.format(marker, index) for index, marker in enumerate(WRONG_MARKERS)]
+    result = run(OFF + "".join(tests) + "def test_other():\n    pass\n")
+    result.assert_outcomes(errors=len(WRONG_MARKERS), passed=1)
+    for index, words in enumerate(WRONG_MARKERS.values()):
+        result.stdout.fnmatch_lines([f"*::test_{index}: @pytest.mark.rooflane *{words}*"])
     result.stdout.no_fnmatch_line("*Traceback*")
 
 
@@ -168,24 +170,29 @@ def test_a_shape_file_becomes_parameters(run, pytester):
     result.stdout.fnmatch_lines(["*test_mine[[]a] PASSED*", "*test_ours[[]14] PASSED*", "*test_both[[]b-1] PASSED*"])
 
 
-@pytest.mark.parametrize(
-    ("marker", "argument", "words"),
-    [
-        ("'gone.csv'", "shape", "there is no shape file gone.csv; looked in"),
-        ("'published.csv', ids=['99']", "shape", "holds no shape '99'; its ids: 1, 2"),
-        ("'published.csv', ids='2'", "shape", "give a list with at least one id"),
-        ("'published.csv', ids=[]", "shape", "give a list with at least one id"),
-        ("'published.csv'", "", "takes no argument `shape`"),
-        ("", "shape", "takes a shape file and ids"),
-        ("'bad.csv'", "shape", "bad.csv:2: column batch_size: '0'"),
-    ],
-)
-def test_a_wrong_shapes_marker_fails_the_collection_in_one_line(run, pytester, marker, argument, words):
+WRONG_SHAPES = [
+    ("'gone.csv'", "shape", "there is no shape file gone.csv; looked in"),
+    ("'published.csv', ids=['99']", "shape", "holds no shape '99'; its ids: 1, 2"),
+    ("'published.csv', ids='2'", "shape", "ids is '2'; give a list with at least one id"),
+    ("'published.csv', ids=[]", "shape", "ids is [[]]; give a list with at least one id"),
+    ("'published.csv'", "", "takes no argument `shape`"),
+    ("", "shape", "takes a shape file and ids"),
+    ("'bad.csv'", "shape", "bad.csv:2: column batch_size: '0'"),
+]
+
+
+def test_a_wrong_shapes_marker_fails_the_collection_in_one_line(run, pytester):
     header = "id,batch_size,seq_len,d_model,num_heads,ffn_dim,num_layers,causal\n"
     pytester.path.joinpath("bad.csv").write_text(header + "a,0,8,16,1,16,1,true\n")
-    result = run(OFF + f"@pytest.mark.shapes({marker})\ndef test_it({argument}):\n    pass\n")
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines([f"*{words}*"])
+    files = {
+        f"test_{index}": OFF + f"@pytest.mark.shapes({marker})\ndef test_it({argument}):\n    pass\n"
+        for index, (marker, argument, _) in enumerate(WRONG_SHAPES)
+    }
+    pytester.makepyfile(**files)
+    result = run("def test_right():\n    pass\n")
+    result.assert_outcomes(errors=len(WRONG_SHAPES))
+    for index, (_, _, words) in enumerate(WRONG_SHAPES):
+        result.stdout.fnmatch_lines([f"*test_{index}.py::test_it: *{words}*"])
     result.stdout.no_fnmatch_line("*Traceback*")
 
 

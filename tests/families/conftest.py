@@ -1,4 +1,4 @@
-"""What the family tests share: the device (CUDA, else the CPU with Triton interpreted), a float64 oracle, a driver."""
+"""Shared by the family tests: the device (CUDA, else the CPU with Triton interpreted), a float64 oracle, a driver."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def device() -> torch.device:
 
 @pytest.fixture
 def make_case(device):
-    """Return `(shape, seed, mask kind) -> model, x, mask, float64 output`; no weight is left at 0 or 1."""
+    """Return `(shape, seed, mask kind) -> model, x, mask, float64 output`; no weight stays at 0 or 1."""
 
     def make(shape: Shape, seed: int, kind: str):
         model = build_baseline(shape, device, seed)
@@ -56,7 +56,7 @@ DRIVER = ctypes.CFUNCTYPE(
 
 
 class Driver:
-    """Takes the driver's place: notes what a launch was given; answers with each status in turn, the last for ever."""
+    """Replaces the driver: records each launch and returns the statuses in turn, the last one from then on."""
 
     FUNCTION = 0x1234_5678_9ABC
     FIXED = (0x7F00_0000_1000, 4, parameter_bits(1e-5), 2**64 - 1)
@@ -82,7 +82,7 @@ class Driver:
 
 @pytest.fixture
 def compiled():
-    """The module of the host's C++."""
+    """The compiled module of the C++ host path."""
     if not (host_compiler() and python_header().exists()):
         pytest.skip("needs a C++ compiler and Python's headers")
     return host_module()

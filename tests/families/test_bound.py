@@ -1,4 +1,4 @@
-"""A bound forward's call path, Python's and the C++ before it, on a CPU with a stand-in for the driver."""
+"""A bound forward's call path in Python and in C++, on a CPU with a stand-in for the driver."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHAPE = Shape("bound", 2, 3, 8, 1, 8, 1)
 
 
 class Path:
-    """A forward bound to a stand-in, and what its parts were asked."""
+    """A forward bound to a stand-in, and a record of its calls."""
 
     def __init__(self, driver, device, in_cpp):
         self.driver, self.bound = driver, []
@@ -75,7 +75,7 @@ def test_changed_weights_are_packed_again_and_the_call_launched_again(path, case
     assert len(path.driver.calls) == 4
 
 
-def test_an_input_that_lies_badly_is_copied(path, case):
+def test_an_input_that_is_not_contiguous_or_aligned_is_copied(path, case):
     x, mask = case
     path.forward(x, mask)
     odd = torch.zeros(49)[1:].view(2, 3, 8)

@@ -1,4 +1,7 @@
-"""A family in a package of its own: installed, listed, routed to, and through the gate."""
+"""A new family is a folder and an entry point: a copy is installed, listed, routed to and passes the gate.
+
+No file of rooflane changes.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +29,9 @@ because = "three thin products cost three launches"
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """Install the example beside this environment; return a function that runs a command that sees it."""
+    """Install a copy of the example in a folder of its own; return a function that runs a command with it."""
     folder = tmp_path_factory.mktemp("example")
-    # A copy is built: setuptools leaves build/ and egg-info where it works.
+    # setuptools leaves build/ and egg-info where it works.
     source = shutil.copytree(EXAMPLE, folder / "source", ignore=shutil.ignore_patterns("__pycache__"))
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
     done = subprocess.run([*install, "--target", folder / "site", source], capture_output=True, text=True, timeout=300)
@@ -51,7 +54,7 @@ def output(done):
     return done.stdout
 
 
-def test_it_is_listed_with_what_it_refuses(installed):
+def test_it_is_listed_with_the_shapes_it_refuses(installed):
     done = installed("families", "small.csv", "--profile", "h200", "--json")
     rows = {row["family"]: row for row in json.loads(output(done))}
     assert rows["packed_qkv"]["serves"] == 1
@@ -77,7 +80,7 @@ def test_it_passes_the_gate_and_keeps_its_promises(installed):
         "--control", "identity", "--processes", "1", "--budget", "0.05", "--device", "cpu", "--profile", "cpu",
         "--json", rules=True,
     )  # fmt: skip
-    # Exit 0: every output correct on ragged masks and stress inputs, no promise seen broken.
+    # Exit 0: every output is correct on ragged masks and stress inputs, and no promise is broken.
     (shape,) = json.loads(output(done))["shapes"]
     cells = shape["cells"]
     assert (cells["dispatched"]["family"], cells["dispatched"]["rule"]) == ("packed_qkv", "packs-well")

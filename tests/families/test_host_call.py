@@ -1,4 +1,4 @@
-"""The common call of a bound forward in C++: what it does in which order, and what it leaves to Python's path."""
+"""The common call of a bound forward in C++: its steps in order, and the calls that take the path in Python."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ B, S, D = 2, 3, 8
 
 
 class Bound:
-    """What a bound forward hands to the common call, with each part noted as it is used."""
+    """The parts that a bound forward gives the common call; each records its use."""
 
     def __init__(self, driver) -> None:
         self.driver, self.used = driver, []
@@ -54,7 +54,7 @@ def bound(compiled, stand_in):
     return Bound(stand_in())
 
 
-def test_a_common_call_enters_the_stream_launches_and_then_looks_at_the_weights(bound, tensors):
+def test_a_common_call_enters_the_stream_launches_and_then_checks_the_weights(bound, tensors):
     x, mask, _ = tensors
     bound.bind(True), bound.bind(False)
     out = bound.call(x, mask)
@@ -90,14 +90,14 @@ def entered(bound):
     return [part[1] for part in bound.used if part[0] == "enter"]
 
 
-def test_a_stream_is_told_of_once_while_it_stays(bound, tensors):
+def test_a_stream_is_entered_once_while_it_stays(bound, tensors):
     bound.bind(False)
     for bound.stream in (STREAM, STREAM, 5, 5, STREAM):
         bound.call(tensors[0])
     assert entered(bound) == [STREAM, 5, STREAM]
 
 
-def test_a_stream_is_told_of_again_after_pythons_path_and_while_it_is_not_noted(bound, tensors):
+def test_a_stream_is_entered_again_after_pythons_path_and_while_it_is_not_noted(bound, tensors):
     bound.bind(False)
     bound.call(tensors[0])
     assert bound.call(*tensors[:2]) == "path", "which may have gone to another stream"
@@ -120,7 +120,7 @@ def test_a_tensor_over_foreign_memory_gets_an_output_too(bound):
 
 
 def uncommon(x, mask):
-    """Calls that are not the common one, by what is uncommon about them."""
+    """Calls of other kinds, by what differs."""
 
     class Other(torch.Tensor):
         pass
@@ -178,12 +178,12 @@ def test_outputs_belong_to_the_mode_of_the_call(bound, tensors):
     assert not bound.call(tensors[0]).is_inference()
 
 
-def test_a_refused_launch_is_told_and_what_a_part_raises_passes(tensors, stand_in, compiled):
+def test_a_refused_launch_raises_and_an_error_of_a_part_passes(tensors, stand_in, compiled):
     refused = Bound(stand_in(701))
     refused.bind(False)
     with pytest.raises(RuntimeError, match="status 701"):
         refused.call(tensors[0])
-    assert refused.used == [("enter", STREAM)], "nothing further is done"
+    assert refused.used == [("enter", STREAM)], "nothing else happens"
     bound = Bound(stand_in())
     bound.bind(False)
     bound.launches[True] = lambda *arguments: {}["missing"]
@@ -219,7 +219,7 @@ def test_calls_leave_nothing_behind(bound, tensors):
     assert held() is None
 
 
-def test_a_model_that_holds_its_forward_is_let_go(compiled, stand_in):
+def test_a_model_that_holds_its_forward_is_collected(compiled, stand_in):
     model = nn.Linear(4, 4)
     launches = {False: stand_in().launcher(compiled.Launcher, held=(model,))}
     model.fast = compiled.Call(

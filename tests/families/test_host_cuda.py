@@ -1,4 +1,4 @@
-"""A call's host path on a GPU, in C++ and in Python: threads, graphs, devices, memory that runs out, what is let go."""
+"""A call's host path on a GPU, in C++ and in Python: threads, graphs, devices, lack of memory, garbage collection."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rooflane.shapes import Shape
 
 pytestmark = pytest.mark.gpu
 
-# Taken by a kernel of every kind of GPU; the second's output is too large for what the allocator keeps for small ones.
+# Every kind of GPU has a kernel for both. The second one's output is too large for the allocator's pool of small ones.
 SMALL, LARGE = Shape("small", 3, 40, 64, 2, 64, 2, True), Shape("large", 64, 128, 128, 4, 128, 1, True)
 TOLERANCE = 8e-3
 
@@ -84,7 +84,7 @@ def test_a_callers_own_graph_holds_the_call(built):
     assert close(out, expected)
 
 
-def test_memory_that_runs_out_is_told_as_torch_tells_it(built):
+def test_lack_of_memory_raises_torchs_own_error(built):
     forward, _, x, mask, expected = built(LARGE)
     gc.collect()
     torch.cuda.empty_cache()
@@ -98,7 +98,7 @@ def test_memory_that_runs_out_is_told_as_torch_tells_it(built):
     assert close(forward(x, mask), expected)
 
 
-def test_a_model_that_holds_its_forward_is_let_go(built):
+def test_a_model_that_holds_its_forward_is_collected(built):
     forward, model, *_ = built(SMALL)
     model.fast = forward
     watch = weakref.ref(model)
@@ -107,7 +107,7 @@ def test_a_model_that_holds_its_forward_is_let_go(built):
     assert watch() is None
 
 
-def test_another_current_device_does_not_mislead_a_call(built):
+def test_a_call_works_while_another_device_is_current(built):
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     forward, _, x, mask, expected = built(SMALL)

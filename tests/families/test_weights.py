@@ -1,4 +1,4 @@
-"""Weight changes are seen, whatever way they come; an unchanged model is never packed twice."""
+"""Every kind of weight change is detected; an unchanged model is never packed twice."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ CHANGES = [in_place, load, load_part, load_assign, replace, replace_parameter, c
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_change_is_seen_once(change):
+def test_a_change_is_detected_once(change):
     model = build_baseline(SHAPE, "cpu", seed=1)
     watch = WeightWatch(model)
-    assert watch.changed(), "the first look has nothing to compare with"
+    assert watch.changed(), "the first check has nothing to compare with"
     assert not watch.changed()
     change(model)
     assert watch.changed()

@@ -1,4 +1,4 @@
-"""Shape files: what ships is what was published, and every fault names its place and its mending."""
+"""Shape files: what ships is what was published, and every fault names its place and its fix."""
 
 from __future__ import annotations
 
@@ -45,6 +45,11 @@ def test_optional_columns_and_blank_cells(tmp_path):
     assert (second.dtype, second.padding_ratio, second.causal) == ("float32", 0.0, False)
 
 
+def test_empty_rows_of_a_spreadsheet_are_no_shapes(tmp_path):
+    path = write(tmp_path, HEADER, ",,,,,,,", ROW, "", " , ,,,,,,,,", ROW.replace("1,", "2,", 1), ",,,,,,,")
+    assert [shape.id for shape in load_shapes(path)] == ["1", "2"]
+
+
 @pytest.mark.parametrize(
     ("lines", "parts"),
     [
@@ -53,6 +58,8 @@ def test_optional_columns_and_blank_cells(tmp_path):
         ([HEADER.replace("seq_len", "length"), ROW], [":1:", "lacks 'seq_len'"]),
         ([HEADER + ",seed", ROW + ",1"], [":1:", "unknown 'seed'"]),
         ([HEADER + ",id", ROW + ",1"], [":1:", "repeats 'id'"]),
+        ([HEADER.replace(",", ";"), ROW.replace(",", ";")], [":1:", "separated by semicolons", "with commas"]),
+        ([HEADER.replace(",", "\t"), ROW.replace(",", "\t")], [":1:", "separated by tabs", "with commas"]),
         ([HEADER, ROW.replace("64", "-64")], [":2:", "column batch_size", "'-64'", "whole number above 0"]),
         ([HEADER, ROW.replace("64", "6.5")], [":2:", "column batch_size", "'6.5'"]),
         ([HEADER, ROW.replace("64", "0")], [":2:", "column batch_size"]),

@@ -179,7 +179,7 @@ def raw_files(run: Run) -> list[tuple[str, Path, str]]:
 
 def _shape(run: Run, row: ShapeRow, by_cell: dict[tuple[str, str], list[Record]]) -> ShapePlace:
     """Return one shape."""
-    said = run.meta.prediction(row.shape.id).classification
+    predicted = run.meta.prediction(row.shape.id).classification
     eager = row.eager
     return ShapePlace(
         id=row.shape.id,
@@ -187,11 +187,11 @@ def _shape(run: Run, row: ShapeRow, by_cell: dict[tuple[str, str], list[Record]]
         regime=row.regime,
         borderline=row.borderline,
         measured_regime=row.measured_regime,
-        flops=said["flops"],
-        bytes=said["bytes"],
+        flops=predicted["flops"],
+        bytes=predicted["bytes"],
         predicted_ms=row.predicted_ms,
-        dispatch_ms=said["launch_s"] * 1e3,
-        device_ms=said["device_s"] * 1e3,
+        dispatch_ms=predicted["launch_s"] * 1e3,
+        device_ms=predicted["device_s"] * 1e3,
         measured_host_ms=eager.host_ms.centre if eager.host_ms else None,
         measured_device_ms=eager.device_ms.centre if eager.device_ms else None,
         dtype=row.shape.dtype,

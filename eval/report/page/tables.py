@@ -194,13 +194,13 @@ def confusion_table(data: PageData) -> PageTable:
     predicted = used + (["infeasible"] if any(shape.regime == "infeasible" for shape in data.shapes) else [])
     columns = used + ([UNMEASURED] if any(shape.measured_regime is None for shape in data.shapes) else [])
     rows = []
-    for said in predicted:
+    for regime in predicted:
         cells = []
         for was in columns:
-            ids = [s.id for s in data.shapes if s.regime == said and (s.measured_regime or UNMEASURED) == was]
-            mark = "" if was == UNMEASURED else " ✓" if said == was else " ✗"
+            ids = [s.id for s in data.shapes if s.regime == regime and (s.measured_regime or UNMEASURED) == was]
+            mark = "" if was == UNMEASURED else " ✓" if regime == was else " ✗"
             cells.append(f"{len(ids)}{mark}: {', '.join(ids)}" if ids else NONE)
-        rows.append((said, *cells))
+        rows.append((regime, *cells))
     hits = sum(shape.measured_regime == shape.regime for shape in data.shapes)
     known = sum(shape.measured_regime is not None for shape in data.shapes)
     note = (

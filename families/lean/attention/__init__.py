@@ -1,1 +1,1 @@
-"""Attention over packed QKV, shared by the families that run layer by layer. Importing this loads no torch."""
+"""Attention over packed QKV for the families that run layer by layer. Importing this loads no torch."""

@@ -14,7 +14,7 @@ from rooflane.families.lean.attention.kernel import attention_kernel, mask_exten
 
 
 def shared_memory_bytes(device: torch.device) -> int:
-    """Return the shared memory one block may take; on a CPU, where the kernel is interpreted, there is no limit."""
+    """Return the shared memory one block may take; on a CPU the kernel is interpreted and has no limit."""
     if device.type == "cpu":
         return sys.maxsize
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
@@ -23,7 +23,7 @@ def shared_memory_bytes(device: torch.device) -> int:
 def mask_extent(mask: Tensor) -> Tensor:
     """Return int32 `[B]` for a mask `[B, S]`: the valid extent of each sequence, negative when it has holes.
 
-    Stays on the device: nothing is read back, so it may be captured in a graph.
+    Nothing is read back from the device, so a graph may capture it.
     """
     batch, length = mask.shape
     extent = torch.empty(batch, dtype=torch.int32, device=mask.device)
@@ -59,7 +59,7 @@ def attention(
         extent,
         out,
         length,
-        # A compile-time constant: as a run-time float torch.compile would pass it in float64.
+        # A compile-time constant, because torch.compile would pass a run-time float in float64.
         SCALE_LOG2=head_dim**-0.5 * math.log2(math.e),
         NUM_HEADS=num_heads,
         HEAD_DIM=head_dim,

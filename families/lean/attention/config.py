@@ -1,4 +1,4 @@
-"""Launch configurations of the attention kernel by head width and sequence length; nothing tunes at run time."""
+"""Launch configurations of the attention kernel by head width and sequence length; nothing is tuned at run time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class AttentionConfig:
     num_stages: int
 
 
-# (largest padded head width, largest sequence or None, shared memory needed in KiB, configuration), first fit wins.
+# (largest padded head width, largest sequence or None, KiB of shared memory, configuration); the first fit is taken.
 # Shared memory as Triton 3.6 compiles it for sm_90; sm_80 and sm_89 need less. Times: H200, November 2026.
 LADDER: list[tuple[int, int | None, int, AttentionConfig]] = [
     (32, 64, 44, AttentionConfig(64, 32, 4, 3)),

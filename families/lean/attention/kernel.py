@@ -1,9 +1,9 @@
 """Causal or full self-attention over packed QKV, any mask, no head-split copies: `ctx = softmax(q k^T / sqrt(d)) v`.
 
 Ladder
-- this kernel: reads q, k and v where the packed GEMM wrote them and writes the context where the output GEMM reads it,
-  so the eager forward's four strided copies a layer vanish; scores never leave the SM. Whole key tiles run without a
-  predicate when the sequence is a valid prefix; only the diagonal and the last tile test anything.
+- this kernel: reads the packed GEMM's output and writes the output GEMM's input, so the eager forward's four strided
+  copies a layer are not needed. Scores never leave the SM. When the sequence is a valid prefix, whole key tiles run
+  without a predicate, and only the diagonal and the last tile test positions.
 - eager: seven passes over `[B, H, S, S]` scores in device memory.
 """
 

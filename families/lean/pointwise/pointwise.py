@@ -12,9 +12,9 @@ from torch import Tensor
 from rooflane.families.lean.pointwise.kernel import add_norm_kernel, gelu_kernel
 from rooflane.families.runtime.launch import BoundKernel
 
-# Elements of one program: 8 KB of fp32 keeps it in registers at 4 warps and gives 16-byte accesses per thread.
+# Elements of one program: 8 KB of fp32 fit in the registers of 4 warps and give 16-byte accesses per thread.
 TILE_ELEMENTS = 2048
-# (largest padded width, warps): a wider row needs more threads to hold it.
+# (largest padded width, warps): a wider row needs more threads.
 WARPS = [(1024, 4), (4096, 8), (16384, 16)]
 MAX_WIDTH = WARPS[-1][0]
 
@@ -37,7 +37,7 @@ def add_norm(
     out = torch.empty(x.shape, dtype=out_dtype, device=x.device)
     kept = torch.empty(x.shape, dtype=torch.float32, device=x.device) if residual else None
     if x.numel():
-        grid, tokens, constants, warps = _add_norm_launch(x, update, kept, mask)
+        grid, tokens, constants, warps = _add_norm_sizes(x, update, kept, mask)
         add_norm_kernel[(grid,)](x, update, weight, bias, mask, kept, out, tokens, eps, **constants, num_warps=warps)
     return kept, out
 
@@ -46,7 +46,7 @@ def bind_add_norm(
     x: Tensor, update: Tensor, weight: Tensor, bias: Tensor, mask: Tensor | None, out: Tensor, eps: float
 ) -> Callable[[int, int | None, int], None]:
     """Return a launch `(stream, mask pointer, output pointer)` of `LayerNorm(x + update)` for these fixed inputs."""
-    grid, tokens, constants, warps = _add_norm_launch(x, update, None, mask)
+    grid, tokens, constants, warps = _add_norm_sizes(x, update, None, mask)
     kernel = BoundKernel(
         add_norm_kernel, grid, (x, update, weight, bias, mask, None, out, tokens, eps), constants, warps, stages=1
     )
@@ -58,10 +58,10 @@ def bind_add_norm(
     return launch
 
 
-def _add_norm_launch(
+def _add_norm_sizes(
     x: Tensor, update: Tensor | None, kept: Tensor | None, mask: Tensor | None
 ) -> tuple[int, int, dict[str, Any], int]:
-    """Return grid, tokens, compile-time parameters and warps of one add_norm launch."""
+    """Return the grid, tokens, compile-time parameters and warps of one add_norm launch."""
     width = x.shape[-1]
     tokens = x.numel() // width
     block_w = triton.next_power_of_2(width)

@@ -8,8 +8,7 @@ import torch
 from torch.nn import functional
 
 from rooflane.eval.check import audit as audit_module
-from rooflane.eval.check.audit import Tf32Operands, audit_gate
-from rooflane.eval.check.audit_findings import Audit, Finding
+from rooflane.eval.check.audit import Audit, Finding, Tf32Operands, audit_gate
 from rooflane.eval.check.stresses import CATALOGUE, KEPT, STRESS_SET, load_stress_set
 from rooflane.eval.check.truth import PLAIN, STRESSES
 from rooflane.eval.exit_codes import EvaluationError

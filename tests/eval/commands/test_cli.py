@@ -11,10 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from rooflane.dispatch import keep_profile, load_profile, load_rules
 from rooflane.eval import cli
+from rooflane.eval.campaign import planning
+from rooflane.eval.commands import output
 from rooflane.eval.commands.group import Group
-from rooflane.eval.commands.output import duration, size
 from rooflane.eval.exit_codes import ExitCode
+from rooflane.eval.record.settings import Settings
+from rooflane.eval.submit import campaign as submit_campaign
 
 HEADER = "id,batch_size,seq_len,d_model,num_heads,ffn_dim,num_layers,causal"
 WITHOUT_TORCH = """
@@ -75,27 +79,41 @@ def test_saved_prediction_is_the_printed_one_and_carries_its_figures(rooflane, t
     assert json.loads(out)["profile"]["eager_dispatch"]["mark"] == "measured"
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("classify", "published.csv", "--profile", "h200"),
-        ("route", "published.csv", "--profile", "h200"),
-        ("families", "--profile", "h200"),
-        ("rules", "list"),
-        ("rules", "check"),
-        ("rules", "explain", "published.csv", "--profile", "h200", "--shape", "8"),
-    ],
-    ids=" ".join,
-)
-def test_every_planning_command_prints_text_and_json_without_torch(arguments: tuple[str, ...], tmp_path: Path):
-    for extra in ((), ("--json",)):
-        command = [sys.executable, "-c", WITHOUT_TORCH, *arguments, *extra]
-        # Somewhere else than the repository: a shipped shape file is found by its bare name.
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.strip()
-        if extra:
-            json.loads(done.stdout)
+PLANNING = [
+    ["classify", "published.csv", "--profile", "h200"],
+    ["route", "published.csv", "--profile", "h200"],
+    ["families", "--profile", "h200"],
+    ["rules", "list"],
+    ["rules", "check"],
+    ["rules", "explain", "published.csv", "--profile", "h200", "--shape", "8"],
+]
+ALL_PLANNING = """
+import json, sys
+sys.modules["torch"] = None
+from rooflane.eval.cli import main
+for arguments in json.loads(sys.argv[1]):
+    try:
+        main(arguments)
+    except SystemExit as end:
+        assert not end.code, arguments
+    print("\\0")
+heavy = {"scipy", "matplotlib", "pandas", "triton"} & sys.modules.keys()
+assert not heavy, heavy
+"""
+
+
+def test_every_planning_command_prints_text_and_json_without_torch(tmp_path: Path):
+    asked = [[*arguments, *extra] for arguments in PLANNING for extra in ((), ("--json",))]
+    command = [sys.executable, "-c", ALL_PLANNING, json.dumps(asked)]
+    # Somewhere else than the repository: a shipped shape file is found by its bare name.
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    printed = done.stdout.split("\0")[:-1]
+    assert len(printed) == len(asked)
+    for arguments, text in zip(asked, printed, strict=True):
+        assert text.strip(), arguments
+        if arguments[-1] == "--json":
+            json.loads(text)
 
 
 def test_a_file_at_hand_wins_over_the_shipped_one(rooflane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -124,7 +142,7 @@ def test_explain_tells_a_rule_that_comes_later_from_one_whose_family_cannot_serv
 def test_a_shape_without_a_family_hides_no_other(rooflane):
     status, out, err = rooflane("route", "published.csv", "--profile", "cpu")
     assert status == ExitCode.USAGE
-    assert "shape 13 " in out and "shape 14 " not in out
+    assert out.count("sdpa_flash") == 14 and "13 shapes: 13 by sdpa_flash" in out
     assert err.startswith("rooflane: shape 14 ") and len(err.strip().splitlines()) == 1
 
 
@@ -237,19 +255,6 @@ def test_module_starts_the_same_command_line():
     assert done.returncode == 0 and done.stdout.startswith(b"rooflane ")
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0"), (2.5e-6, "2.5 us"), (0.0123, "12.3 ms"), (1, "1 s"), (999.6, "1000 s"), (7200, "2 h")],
-)
-def test_durations(seconds: float, text: str):
-    assert duration(seconds) == text
-
-
-@pytest.mark.parametrize(("count", "text"), [(1500, "1.5 kB"), (2.5e9, "2.5 GB"), (41e12, "41 TB")])
-def test_sizes(count: float, text: str):
-    assert size(count) == text
-
-
 def test_a_docstrings_line_breaks_are_not_the_helps():
     """An 80-column docstring shown at another width would break in the midst of sentences."""
     group = Group()
@@ -267,20 +272,104 @@ def test_a_docstrings_line_breaks_are_not_the_helps():
     assert command.help == "Say something.\n\nIn a second paragraph."
 
 
-@pytest.mark.parametrize("name", ["prefill[long]", "x[/red]", ":smile:"])
-def test_brackets_and_colons_of_a_users_names_are_no_markup(rooflane, tmp_path, name):
-    path = tmp_path / "shapes.csv"
-    path.write_text(f"{HEADER}\n{name},2,16,32,2,32,1,true\n")
-    for command in (("classify", path), ("route", path), ("families", path)):
-        status, out, _ = rooflane(*command, "--profile", "h200")
-        assert status == 0 and (name in out or command[0] == "families")
+NAMES = ["prefill[long]", "[bold]fat[/bold]", "x[/red]", ":smile:"]
 
 
-def test_a_rules_reason_is_printed_as_it_was_written(rooflane, tmp_path):
+@pytest.fixture
+def narrow(monkeypatch):
+    """Give every table a terminal of 80 columns."""
+    monkeypatch.setattr(output, "PIPE_WIDTH", 80)
+
+
+def test_brackets_and_colons_of_a_users_names_are_no_markup(rooflane, tmp_path, monkeypatch):
+    path, rules = tmp_path / "shapes.csv", tmp_path / "mine.toml"
+    path.write_text(f"{HEADER}\n" + "".join(f"{name},2,16,32,2,32,1,true\n" for name in NAMES))
+    rows = "".join(
+        f'[[rule]]\nname = "{name}"\nwhen = {{ id = "{name}" }}\nfamily = "chunked"\nbecause = "{name}"\n'
+        for name in NAMES
+    )
+    rules.write_text(rows)
+    profile = load_profile("h200").model_copy(update={"title": NAMES[1]})
+    profile.save(tmp_path / "named.toml")
+    options = ("--profile", tmp_path / "named.toml", "--rules", rules)
+    commands = [
+        ("classify", path, *options[:2]),
+        ("route", path, *options),
+        ("route", path, *options, "--details"),
+        ("rules", "list", *options[2:]),
+        ("rules", "explain", path, *options),
+    ]
+    for width in (80, 160):
+        monkeypatch.setattr(output, "PIPE_WIDTH", width)
+        for command in commands:
+            status, out, _ = rooflane(*command)
+            assert status == 0
+            # The device's title holds markup too; only the shapes' names are in every table.
+            assert all(name in out for name in NAMES), command
+    # The status of a finding has a colour, and no markup in its text.
+    status, out, _ = rooflane("doctor")
+    assert "[/" not in out and "yellow" not in out and "note" in out
+
+
+def test_no_table_breaks_a_cell_at_80_columns(rooflane, narrow):
+    _, out, _ = rooflane("classify", "published.csv", "--profile", "h200")
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 80
+    # Columns are left out; each shape stays on one line, its figures whole.
+    assert "break-even" not in out and sum(line.startswith(" 8 ") for line in lines) == 1
+    (eighth,) = [line for line in lines if line.startswith(" 8 ")]
+    assert "bandwidth (borderline)" in eighth and "2.42 ms" in eighth
+    # Sentences do not fit beside each other: one block a row, wrapped between words.
+    _, out, _ = rooflane("rules", "list", "--rules", "shipped")
+    assert max(map(len, out.splitlines())) <= 80
+    words = " ".join(out.split())
+    for rule in load_rules("shipped").rules:
+        assert rule.name in out and rule.because in words
+
+
+def test_route_is_one_line_a_shape_a_summary_and_details_on_request(rooflane, narrow):
+    _, out, _ = rooflane("route", "published.csv", "--profile", "h200")
+    lines = [line.rstrip() for line in out.splitlines() if line.strip()]
+    assert len(lines) == 14 + 4, "a title, a header, a rule under it, a line a shape, and the summary"
+    assert max(map(len, lines[:-1])) <= 80
+    assert lines[-1].startswith("14 shapes: 11 by resident, 1 by gemm_fp16, 1 by sdpa_flash, 1 by chunked; --details")
+    _, out, _ = rooflane("route", "published.csv", "--profile", "H200", "--shape", "14")
+    assert "1 shape: 1 by chunked" in out and "rejected  " not in out
+    _, out, _ = rooflane("route", "published.csv", "--profile", "h200", "--shape", "14", "--details")
+    assert out.startswith("shape 14 ") and "rejected  rule fits-one-sm: " in out and "41.1 TB at the peak" in out
+    status, _, err = rooflane("route", "published.csv", "--profile", "h200", "--shape", "99")
+    assert status == ExitCode.USAGE and "holds no shape '99'" in err
+
+
+def test_every_command_routes_by_the_kept_profile_and_says_so(rooflane, tmp_path, monkeypatch):
+    monkeypatch.setenv("ROOFLANE_STATE_DIR", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    keep_profile(load_profile("cpu").model_copy(update={"name": "measured-here"}))
+    for command in (("classify", "published.csv"), ("route", "published.csv", "--shape", "2"), ("families",)):
+        _, _, err = rooflane(*command)
+        assert err.startswith("profile: measured on this device less than 2 hours ago (") and err.count("\n") == 1
+        _, _, err = rooflane(*command, "--profile", "cpu")
+        assert err == "" or "shape 14" in err
+    _, out, _ = rooflane("route", "published.csv", "--shape", "2", "--json")
+    assert json.loads(out)[0]["profile"] == "measured-here"
+    # What eval, submit and export plan with.
+    assert planning.profile_for(Settings(), "cpu").name == submit_campaign._profile("auto", "cpu").name
+    assert planning.profile_for(Settings(), "cpu").name == "measured-here"
+
+
+def test_probe_saves_over_no_file_and_says_a_source_once(rooflane, tmp_path, monkeypatch):
+    from rooflane.eval.device import probe
+
+    monkeypatch.setenv("ROOFLANE_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setattr(probe, "measure_profile", lambda kind, name: load_profile("cpu"))
     path = tmp_path / "mine.toml"
-    path.write_text('[[rule]]\nname = "m"\nwhen = { seq_len = 7 }\nfamily = "chunked"\nbecause = "[bold]x [/b]"\n')
-    status, out, _ = rooflane("rules", "list", "--rules", path)
-    assert status == 0 and "[bold]x [/b]" in out
+    path.write_text("mine")
+    status, _, err = rooflane("probe", "--device", "cpu", "--save", path)
+    assert status == ExitCode.USAGE and "--force" in err and path.read_text() == "mine"
+    status, out, err = rooflane("probe", "--device", "cpu", "--save", path, "--force", "--keep")
+    assert status == 0 and load_profile(path) == load_profile("auto", "cpu") == load_profile("cpu")
+    assert f"profile written to {path}" in " ".join(err.split()) and "profile kept in" in err
+    assert out.count("GEMM of 1024 cubed\n") == 1, "the source is not repeated on each row"
 
 
 def test_an_option_of_the_wrong_kind_is_refused_where_it_is_written(rooflane, tmp_path):

@@ -60,3 +60,27 @@ def test_bad_input_is_a_usage_error_in_one_paragraph(capsys, arguments, text):
     assert code == 2
     assert text in " ".join(err.replace("│", " ").split())
     assert "Traceback" not in err
+
+
+def test_progress_is_lines_on_standard_error_where_there_is_no_terminal(capsys, monkeypatch):
+    from rooflane.eval.commands import audit
+
+    with audit.follow_cases() as on_stage:
+        for done in range(40):
+            on_stage(done, 40, f"case {done}")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [f"[{done}/40] case {done}" for done in range(0, 40, 4)]
+
+
+def test_the_table_is_cut_between_columns_where_it_is_too_wide(capsys, shape_file, monkeypatch):
+    from rooflane.eval.commands import output
+
+    monkeypatch.setattr(output, "PIPE_WIDTH", 80)
+    _, out, err = run(capsys, shape_file, "--window", "4")
+    assert max(map(len, out.partition("Always run")[0].splitlines())) <= 80
+    headers = [line for line in out.splitlines() if line.startswith(" ablation")]
+    assert len(headers) > 1 and all(name in " ".join(headers) for name in ("plain", "holes", "q_proj x 8", "spikes"))
+    # 23 ablations on each of three sets of weights.
+    total = int(err.splitlines()[-1].partition("/")[2].partition("]")[0])
+    assert total == 3 * 23

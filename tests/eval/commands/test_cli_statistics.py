@@ -43,7 +43,7 @@ def test_plan_from_stored_nulls_gives_minutes(rooflane, stored_run):
         status, out, _ = rooflane("plan", "--see", "5%", *source, "--json")
         assert status == 0 and json.loads(out)[0]["processes"] == 6
     status, out, _ = rooflane("plan", "--see", "5%")
-    assert "processes" in out and "do not add processes until a result pleases" in out
+    assert "processes" in out and "Do not add more after seeing the result." in " ".join(out.split())
 
 
 def test_plan_looks_at_what_is_wanted_first_and_at_the_file_it_was_given(rooflane, tmp_path):

@@ -122,25 +122,25 @@ def test_a_name_that_cannot_be_written_says_why(rooflane, name, words):
     assert status == ExitCode.USAGE and words in err
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "def build(model, shape, device): ...",
-        "class UserOptimizedTransformer: ...",
-        "build = lambda model, shape, device: None",
-        "from elsewhere import make as build",
-        "from elsewhere import *",
-        "try:\n    import fast\nexcept ImportError:\n    def build(*a): ...\nelse:\n    build = fast.make",
-        "if True:\n    with open('x') as build: ...",
-        "a, (build, c) = 1, (2, 3)",
-        "exec('def build(): ...')",
-        "globals()['build'] = 1",
-        "def __getattr__(name): ...",
-    ],
-)
-def test_a_file_that_may_define_it_is_let_through(tmp_path, text):
-    (tmp_path / "c.py").write_text(text)
-    check_source("c.py", tmp_path / "c.py", ("build", "UserOptimizedTransformer"))
+MAY_DEFINE = [
+    "def build(model, shape, device): ...",
+    "class UserOptimizedTransformer: ...",
+    "build = lambda model, shape, device: None",
+    "from elsewhere import make as build",
+    "from elsewhere import *",
+    "try:\n    import fast\nexcept ImportError:\n    def build(*a): ...\nelse:\n    build = fast.make",
+    "if True:\n    with open('x') as build: ...",
+    "a, (build, c) = 1, (2, 3)",
+    "exec('def build(): ...')",
+    "globals()['build'] = 1",
+    "def __getattr__(name): ...",
+]
+
+
+def test_a_file_that_may_define_it_is_let_through(tmp_path):
+    for text in MAY_DEFINE:
+        (tmp_path / "c.py").write_text(text)
+        check_source("c.py", tmp_path / "c.py", ("build", "UserOptimizedTransformer"))
 
 
 @pytest.mark.parametrize(
@@ -149,6 +149,8 @@ def test_a_file_that_may_define_it_is_let_through(tmp_path, text):
         ("def bild(): ...", "does not define build.*it defines: bild. Name what is to be built as c.py:NAME"),
         ("def make():\n    def build(): ...", "it defines: make"),
         ("", "it defines: nothing"),
+        # Kernels, imports and variables cannot be built, so they are no choices.
+        ("import os\nBLOCK = 3\n@triton.jit\ndef kernel(x): ...\ndef make(): ...", "it defines: make[.] Name"),
         ("x = 1\ndef build(:\n", "c.py:2: not valid Python"),
         ("x = '\0'", "c.py.*(not valid Python|cannot be read)"),
     ],

@@ -64,6 +64,15 @@ def test_a_missing_runtime_compiler_is_a_note(monkeypatch: pytest.MonkeyPatch):
     assert "No module named 'cuda'" in finding.detail
 
 
+def test_ninja_is_found_off_the_path_and_its_absence_is_a_note(monkeypatch: pytest.MonkeyPatch):
+    """The C++ host path is then compiled without it."""
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert by_topic(doctor.examine())["ninja"].status == "ok"
+    monkeypatch.setattr(doctor, "find_ninja", lambda: None)
+    finding = by_topic(doctor.examine())["ninja"]
+    assert finding.status == "note" and "pip install ninja" in finding.remedy
+
+
 def test_a_package_from_elsewhere_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     real = doctor.importlib.util.find_spec
 

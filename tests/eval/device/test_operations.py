@@ -70,7 +70,7 @@ def test_another_arm_has_no_invented_work():
     shape = SHAPES["causal"]
     profile = profile_operations(*eager(shape), shape, "sdpa", CPU_PROFILE)
     assert all(row.flops is None and row.bytes is None for row in profile.operations)
-    assert profile.baseline_flops == ledger(shape).flops and "do not tell" in profile.note
+    assert profile.baseline_flops == ledger(shape).flops and "do not report" in profile.note
 
 
 def test_a_miscount_leaves_the_work_out_and_says_so():

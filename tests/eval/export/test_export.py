@@ -17,15 +17,14 @@ from rooflane.baseline import build_baseline, config_of, copy_model_weights, gen
 from rooflane.dispatch import load_profile, load_rules
 from rooflane.eval import cli
 from rooflane.eval.exit_codes import ExitCode
-from rooflane.eval.export import ExportError, export, write_export
-from rooflane.eval.export.sources import LIBRARIES
+from rooflane.eval.export.collect import LIBRARIES, ExportError
+from rooflane.eval.export.write import LICENCE, export, write_export
 from rooflane.eval.submit.parse import parse_output
 from rooflane.eval.worker.candidates import build_candidate, parse_candidate, plan_candidate
 from rooflane.families.resident.choice import choose
-from rooflane.families.resident.config import HOPPER
-from rooflane.families.resident.hopper.plan import RowblockPlan, warpgroup_plan
-from rooflane.families.resident.hopper.source import rowblock_source, warpgroup_source
-from rooflane.families.runtime.host import CODE
+from rooflane.families.resident.config import H200
+from rooflane.families.resident.kernels.sm90_row_blocks import RowBlocks
+from rooflane.families.resident.kernels.sm90_warpgroups import Warpgroups
 from rooflane.shapes import Shape, load_shapes
 
 SMALL = Shape("small", 2, 24, 32, 2, 48, 2, True)
@@ -52,20 +51,20 @@ def exported(shapes, candidate="dispatched", profile="cpu"):
     return export(shapes, parse_candidate(candidate), load_profile(profile), load_rules())
 
 
+def load_text(text, path):
+    """Write an export and load it as a module, as a candidate file is loaded."""
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location(f"exported_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.fixture
 def load(tmp_path):
     """Return a function that writes an export and loads it as a module."""
-
-    def make(found, name="submission"):
-        path = tmp_path / f"{name}.py"
-        path.write_text(found.text)
-        spec = importlib.util.spec_from_file_location(f"exported_{name}", path)
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
-        return module
-
-    return make
+    return lambda found, name="submission": load_text(found.text, tmp_path / f"{name}.py")
 
 
 @pytest.fixture(scope="module")
@@ -73,89 +72,95 @@ def published_on_h200(root):
     return exported(load_shapes(root / "shapes" / "published.csv"), profile="h200")
 
 
-def defined(text: str) -> set[str]:
-    return {node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+@pytest.fixture(scope="module")
+def published_module(published_on_h200, tmp_path_factory):
+    return load_text(published_on_h200.text, tmp_path_factory.mktemp("published") / "submission.py")
 
 
-def test_the_file_imports_only_torch_what_it_brings_and_the_standard_library(published_on_h200):
+def test_the_file_imports_only_torch_what_it_brings_and_the_standard_library(published_on_h200, published_module):
     tops = set()
-    for node in ast.walk(ast.parse(published_on_h200.text)):
-        if isinstance(node, ast.Import):
-            tops |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            tops.add(node.module.split(".")[0])
-    assert {"torch", "triton"} <= tops and tops <= LIBRARIES | set(sys.stdlib_module_names)
+    modules = [text for path, text in published_module.FILES.items() if path.endswith(".py")]
+    for text in (published_on_h200.text, *modules):
+        for node in ast.walk(ast.parse(text)):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) else []
+            tops |= {name.split(".")[0] for name in names}
+    assert {"torch", "triton", "rooflane"} <= tops
+    assert tops <= LIBRARIES | {"rooflane", "ninja"} | set(sys.stdlib_module_names)
 
 
-def test_the_file_holds_the_kernels_the_shapes_need_and_the_contracts_class(published_on_h200):
-    names = defined(published_on_h200.text)
-    assert {"attention_kernel", "add_norm_kernel", "UserOptimizedTransformer"} <= names
-    assert "# rooflane.families.resident." in published_on_h200.text
-    # A candidate file is searched for `build` first: no helper may have that name.
-    assert "build" not in names and names >= {"resident_build", "chunked_build"}
+def test_the_file_holds_whole_sources_as_they_stand(published_module, root):
+    # Kernels are tuned text: not one character may differ.
+    for path, text in published_module.FILES.items():
+        assert text == (root / path.removeprefix("rooflane/")).read_text(), path
+    folders = {path.rpartition("/")[0] for path in published_module.FILES}
+    assert {"rooflane/families/resident", "rooflane/families/lean/attention", "rooflane/shapes"} <= folders
+    # A folder's C++ and CUDA files come with it.
+    for folder in folders:
+        files = (root / folder.removeprefix("rooflane/")).iterdir()
+        names = {f"{folder}/{item.name}" for item in files if item.suffix in (".cpp", ".cu", ".cuh")}
+        assert names <= published_module.FILES.keys()
 
 
 def test_the_file_holds_the_cuda_kernels_as_the_package_does(load, root):
     """A small causal batch: the exported text must give the same translation units, not merely some."""
     (shape,) = [shape for shape in load_shapes(root / "shapes" / "published.csv") if shape.id == "2"]
-    found = exported([shape], profile="h200")
-    compile(found.text, "submission.py", "exec")
-    assert {"HopperBinder", "pack_hopper", "compile_cubin", "host_module"} <= defined(found.text)
-    module = load(found)
-    small = choose(shape, HOPPER)
-    assert isinstance(small, RowblockPlan)
-    mine = module.rowblock_source(module.choose(shape, module.HOPPER).constants(True, False))
-    assert mine == rowblock_source(small.constants(True, False)) and "resident_rowblocks(" in mine
-    sizes = warpgroup_plan(shape, HOPPER.units).constants(True, False)
-    assert module.warpgroup_source(sizes) == warpgroup_source(sizes) and module.CODE == CODE
+    embedded = load(exported([shape], profile="h200")).embedded
+    kernels = embedded.import_module("rooflane.families.resident.kernels.sm90_warpgroups")
+    choice = embedded.import_module("rooflane.families.resident.choice")
+    limits = embedded.import_module("rooflane.families.resident.config").H200
+    small = choose(shape, H200).config
+    assert isinstance(small, RowBlocks)
+    mine = choice.choose(shape, limits).config.source(True, False)
+    assert mine == small.source(True, False) and "resident_rowblocks(" in mine
+    wide = Warpgroups.try_plan(shape, H200).source(True, False)
+    assert kernels.Warpgroups.try_plan(shape, limits).source(True, False) == wide
 
 
-def test_the_file_holds_no_family_the_shapes_do_not_need():
+def test_the_file_holds_no_family_the_shapes_do_not_need(load):
     found = exported([SMALL], "chunked")
-    names = defined(found.text)
-    assert found.families == ("chunked",) and "Chunked" in names
-    assert not {"Resident", "SdpaFlash", "GraphCompile", "LeanSpec"} & names
-    assert "# rooflane.families.resident." not in found.text
-    # Planning is the router's, and the export is routed.
-    assert "lean_predict_s" not in names and "def supports" not in found.text and "def peak_bytes" not in found.text
+    files = load(found).FILES
+    assert found.families == ("chunked",) and "rooflane/families/chunked/build.py" in files
+    for other in ("resident", "sdpa_flash", "graph_compile", "gemm_fp16"):
+        assert not any(path.startswith(f"rooflane/families/{other}/") for path in files), other
+    assert not any(path.startswith("rooflane/dispatch") for path in files)
 
 
-def test_the_header_names_origin_shapes_families_and_licence(published_on_h200):
+def test_no_module_of_the_file_is_an_installed_one(published_module):
+    """The installed rooflane of this process is left alone, and the file's classes are its own."""
+    import rooflane.baseline as installed
+
+    base = published_module.UserOptimizedTransformer.__mro__[2]
+    assert base.__name__ == "BaselineTransformer" and base is not installed.BaselineTransformer
+    assert base.__module__.startswith("rooflane_") and sys.modules["rooflane.baseline"] is installed
+
+
+def test_two_files_in_one_process_keep_to_their_own_sources(load):
+    first, second = load(exported([SMALL], "chunked"), "first"), load(exported([SMALL], "sdpa_flash"), "second")
+    assert first.UserOptimizedTransformer.__module__ != second.UserOptimizedTransformer.__module__
+    again = load(exported([FULL], "chunked"), "again")
+    assert {family.name for family, _, _ in again.runtime.PLANS.values()} == {"chunked"}
+
+
+def test_a_traceback_shows_the_line_in_the_file(load, tmp_path):
+    module = load(exported([SMALL], "chunked"))
+    with pytest.raises(Exception) as caught:
+        module.UserOptimizedTransformer(None)
+    last = caught.traceback[-1]
+    assert str(last.path).startswith(f"{tmp_path / 'submission.py'}/rooflane/baseline/")
+    assert "config" in str(last.statement)
+
+
+def test_the_header_names_origin_shapes_families_and_licence(published_on_h200, root):
     header = ast.get_docstring(ast.parse(published_on_h200.text))
     assert header.startswith("Generated by rooflane 0.1.0 (commit ")
     assert "1: 64x128x128 h4 f128 l4 causal: resident" in header
     assert f"families: {', '.join(published_on_h200.families)}" in header
-    assert "MIT License" in header and "WITHOUT WARRANTY OF ANY KIND" in header
-
-
-def test_the_licence_is_the_repositorys(root):
-    from rooflane.eval.export.licence import LICENCE
-
-    assert LICENCE.strip() == (root / "LICENSE").read_text().strip()
+    assert LICENCE.strip() == (root / "LICENSE").read_text().strip() and LICENCE.strip() in header
 
 
 def test_one_request_gives_one_text():
     assert exported([SMALL, FULL], "chunked").text == exported([SMALL, FULL], "chunked").text
-
-
-def test_every_definition_is_the_source_it_was_taken_from(published_on_h200, root):
-    # Kernels are tuned text: apart from names that clash, not one token may differ.
-    def plain(node: ast.AST) -> str:
-        return re.sub(r"\bresident_|\b_resident(?=_)", "", ast.unparse(node))
-
-    source = {}
-    for folder in ("families", "shapes", "baseline"):
-        for path in (root / folder).rglob("*.py"):
-            for node in ast.parse(path.read_text()).body:
-                if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                    source.setdefault(node.name, set()).add(plain(node))
-    kernels = [
-        node
-        for node in ast.parse(published_on_h200.text).body
-        if isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(mark) for mark in node.decorator_list)
-    ]
-    assert len(kernels) >= 8
-    assert all(any(plain(node) in texts for texts in source.values()) for node in kernels)
 
 
 @pytest.mark.parametrize("family", ["sdpa_flash", "chunked"])
@@ -187,20 +192,22 @@ def test_other_shapes_run_as_plain_torch(load):
         assert torch.equal(model(x, mask), baseline(x, mask))
 
 
-def test_a_family_for_gpus_falls_back_on_a_cpu(load, published_on_h200):
+def test_a_family_for_gpus_falls_back_on_a_cpu(published_module):
     shape = Shape("12", 64, 32, 128, 4, 128, 4, True)
-    model = load(published_on_h200).UserOptimizedTransformer(config_of(shape)).eval()
+    model = published_module.UserOptimizedTransformer(config_of(shape)).eval()
     with torch.inference_mode(), pytest.warns(UserWarning, match="on cpu: plain torch runs"):
         assert model(torch.randn(64, 32, 128)).shape == (64, 32, 128)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are interpreted where there is no GPU")
-def test_exported_kernels_are_real_sources_that_triton_can_read(load, published_on_h200):
-    module = load(published_on_h200)
+def test_exported_kernels_are_real_sources_that_triton_can_read(published_module):
+    ours = published_module.embedded.import_module("rooflane.families.lean.attention.attention")
     qkv = torch.randn(2, 20, 3 * 32).half()
     mask = torch.arange(20)[None, :] < torch.tensor([20, 13])[:, None]
-    out = module.attention(qkv, mask, module.mask_extent(mask), 2, True).float()
-    expected = module.torch_attention(qkv.float(), mask, None, 2, True)
+    out = ours.attention(qkv, mask, ours.mask_extent(mask), 2, True).float()
+    from rooflane.families.lean.lean import torch_attention
+
+    expected = torch_attention(qkv.float(), mask, None, 2, True)
     assert torch.allclose(out[mask], expected[mask], atol=5e-3)
 
 
@@ -208,11 +215,15 @@ COMPILE = """
 import importlib.util, re, sys, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from rooflane.families.resources.shipped import shipped_cases
+from rooflane.families.resources.resource_gate import shipped_cases
 spec = importlib.util.spec_from_file_location("exported", sys.argv[1])
 exported = importlib.util.module_from_spec(spec)
 sys.modules["exported"] = exported
 spec.loader.exec_module(exported)
+def same(function):
+    module = exported.embedded.import_module(function.fn.__module__)
+    assert module.__name__ != function.fn.__module__
+    return getattr(module, function.fn.__name__)
 def ptx(case, function):
     names = function.arg_names
     signature = {name: case.types.get(name, "constexpr") for name in names}
@@ -222,10 +233,10 @@ def ptx(case, function):
     kept = re.sub(r"(?m)^\\s*(\\.loc|\\.file|//).*$", "", compiled.asm["ptx"])
     return [line.strip() for line in kept.split(".section")[0].splitlines() if line.strip()]
 wanted = ("gelu", "add_norm d128", "mask_extent")  # seconds to compile; the others' text is compared above
-cases = [case for case in shipped_cases() if case.name in wanted]
+cases = [case for case in shipped_cases().values() if case.name in wanted and case.architecture.number == 90]
 assert len(cases) == 3
 for case in cases:
-    mine, ours = ptx(case, getattr(exported, case.function.__name__)), ptx(case, case.function)
+    mine, ours = ptx(case, same(case.load())), ptx(case, case.load())
     assert len(ours) > 20 and mine == ours, case.name
 print("same")
 """
@@ -262,7 +273,7 @@ def test_the_file_without_a_script_says_how_it_is_used(load, monkeypatch):
     module = load(exported([SMALL], "chunked"))
     monkeypatch.setattr(sys, "argv", ["my_submission.py"])
     with pytest.raises(SystemExit, match="usage: python my_submission.py ORGANISER.py"):
-        module.run()
+        module.runtime.run()
 
 
 def test_the_file_refuses_what_is_no_script_of_the_organisers(load, monkeypatch, tmp_path):
@@ -271,7 +282,7 @@ def test_the_file_refuses_what_is_no_script_of_the_organisers(load, monkeypatch,
     for name, said in (("missing.py", "cannot be read"), ("other.py", "no UserOptimizedTransformer")):
         monkeypatch.setattr(sys, "argv", ["my_submission.py", str(tmp_path / name)])
         with pytest.raises(SystemExit, match=f"{name}: .*{said}"):
-            module.run()
+            module.runtime.run()
 
 
 @pytest.fixture

@@ -76,6 +76,6 @@ def test_nulls_of_a_folder_of_runs(stored_run, tmp_path):
         find_nulls(tmp_path)
 
 
-def test_the_committed_records_have_a_null(root):
-    found = find_nulls(root / "briefs" / "records")
+def test_the_committed_records_have_a_null(recorded_runs):
+    found = [null for run in recorded_runs.values() for null in run.nulls()]
     assert {null.machine for null in found} == {"NVIDIA H200"}

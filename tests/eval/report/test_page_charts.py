@@ -137,7 +137,8 @@ def test_the_roofline_holds_predicted_and_measured_places(data):
     assert "shape 1, eager predicted: 1.80 ms, 4.78 TFLOP/s" in titles
     assert "shape 1, eager: 2.52 ms, 3.41 TFLOP/s" in titles, "8.59 GFLOP in 2.52 ms"
     assert any(title.startswith("shape 1, dispatched predicted: 0.0930 ms") for title in titles)
-    assert any(title.startswith("shape 14, dispatched: 3,155 ms") for title in titles)
+    last = page.shapes[-1].arms["dispatched"].event.centre
+    assert last > 3000 and any(title.startswith(f"shape 14, dispatched: {number(last)} ms") for title in titles)
     shown = {text for text, _ in texts_of(chart)}
     # The float32 products of an H200 run in TF32, and the profile's rate was measured so.
     assert {"360 TFLOP/s TF32", "714 TFLOP/s float16"} <= shown and not any("float32" in text for text in shown)

@@ -7,7 +7,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from rooflane.eval import compare, open_run, render_comparison, render_terminal
+from rooflane.eval import compare, render_comparison, render_terminal
 from rooflane.eval.report.report import comparison_table
 from rooflane.eval.report.table import (
     Table,
@@ -23,16 +23,10 @@ from rooflane.eval.report.tables import all_tables
 from rooflane.eval.stats.intervals import Interval
 
 
-@pytest.fixture(scope="module")
-def runs(root):
-    """Every run on record that has rows."""
-    folders = sorted(path.parent for path in (root / "briefs" / "records").rglob("run.json"))
-    return [run for run in map(open_run, folders) if run.records()]
-
-
-@pytest.fixture(scope="module")
-def summaries(runs):
-    return [run.summary() for run in runs]
+@pytest.fixture
+def summaries(recorded_runs):
+    """The summary of every run on record."""
+    return [run.summary() for run in recorded_runs.values()]
 
 
 def value_of(text):
@@ -67,7 +61,7 @@ def test_times_have_the_digits_their_ratio_needs():
     assert number(85077.4, 4) == "85,077"
 
 
-def test_every_printed_speedup_is_the_quotient_of_the_times_beside_it(runs, summaries):
+def test_every_printed_speedup_is_the_quotient_of_the_times_beside_it(summaries):
     checked = 0
     for summary in summaries:
         for row in summary.rows:
@@ -85,24 +79,22 @@ def test_every_printed_speedup_is_the_quotient_of_the_times_beside_it(runs, summ
     assert checked > 250
 
 
-def test_compare_prints_the_times_that_eval_prints(root):
+def test_compare_prints_the_times_that_eval_prints(recorded_runs):
     """One arm beside eager in one run, by pairs, and beside itself in another run, by Welch."""
-    folder = root / "briefs" / "records" / "h200-campaign-3"
-    summary = open_run(folder).summary()
+    run, other = recorded_runs["h200-campaign-3"], recorded_runs["h200-campaign-2"]
+    summary = run.summary()
     columns = {row.shape.id: time_columns(row.cells["dispatched"]) for row in summary.rows if row.eager.event_ms}
-    found = compare(f"{folder}::dispatched", f"{folder}::eager")
+    found = compare("dispatched", "eager", run=run)
     for line in comparison_table(found).rows:
         assert (line[3], line[2]) == columns[line[0]] and agree(line[3], line[2], line[4])
-    other = root / "briefs" / "records" / "h200-campaign-2"
-    for pair in compare(f"{folder}::dispatched", str(other)).pairs:
+    for pair in compare("dispatched", str(other.folder), run=run).pairs:
         assert pair.a_ms == pytest.approx(summary.row(pair.shape).cells["dispatched"].event_ms.centre, rel=1e-9)
         assert pair.b_ms / pair.a_ms == pytest.approx(pair.ratio.centre, rel=1e-9)
 
 
-def test_compare_gives_each_row_a_word_and_each_row_without_a_verdict_its_reason(root):
-    folder = root / "briefs" / "records" / "h200-campaign-3"
+def test_compare_gives_each_row_a_word_and_each_row_without_a_verdict_its_reason(recorded_runs):
     for b in ("eager", "compiled"):
-        found = compare(f"{folder}::dispatched", f"{folder}::{b}")
+        found = compare("dispatched", b, run=recorded_runs["h200-campaign-3"])
         words = {line[1] for line in comparison_table(found).rows}
         assert words <= {"FASTER", "SLOWER", "EQUIVALENT", "INCONCLUSIVE", "no verdict"}
         for width in (80, 100, 120):

@@ -75,18 +75,18 @@ def with_loops(record, loops):
     return record.model_copy(update={"timing": record.timing.model_copy(update={"loop_ns": loops})})
 
 
-def test_a_campaign_says_how_often_each_arm_met_a_slow_host(make_meta, full_rows):
+def test_a_campaign_reports_how_often_each_arm_met_a_slow_host(make_meta, full_rows):
     meta = make_meta([SHAPE], processes=3, candidates=("mine",))
     loops = {"eager": [100_000, 200_000], "mine": [100_000, 101_000], "copy of mine": [100_000, 180_000]}
     rows = [with_loops(row, loops.get(row.arm, [100_000, 100_000])) for row in full_rows(meta, {"mine": 2.0})]
     summary = summarise(meta, rows)
-    assert summary.host.calm_ns == 100_000
+    assert summary.host.fast_ns == 100_000
     assert summary.host.rounds == {"eager": 6, "mine": 6} and summary.host.slow == {"eager": 3, "mine": 0}
-    assert "took over 1.3 times that ahead of rounds: 3 of 6 of eager, 0 of 6 of mine" in render_markdown(summary)
+    assert "took over 1.3 times that before these rounds: 3 of 6 of eager, 0 of 6 of mine" in render_markdown(summary)
     assert summary.as_dict()["host"]["slow"]["eager"] == 3
 
 
-def test_a_calm_host_and_a_run_of_before_say_nothing(make_meta, full_rows):
+def test_a_fast_host_and_a_run_without_loops_say_nothing(make_meta, full_rows):
     meta = make_meta([SHAPE], processes=3, candidates=("mine",))
     rows = full_rows(meta, {"mine": 2.0})
     assert summarise(meta, rows).host is None

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from rooflane.eval import open_run
 from rooflane.eval.stats.run import CLOCKS
 
 COLUMNS = ["shape", "arm", "kind", "process", "round", "call", "clock", "ns", "clean", "status", "verdict"]
@@ -14,10 +13,9 @@ def calls(value):
     return sum(map(calls, value)) if value and isinstance(value[0], list) else len(value)
 
 
-def test_the_frame_of_every_record_has_a_row_a_call_and_gives_the_reports_figures(root):
-    folders = sorted(path.parent for path in (root / "briefs" / "records").rglob("run.json"))
-    assert folders
-    for run in map(open_run, folders):
+def test_the_frame_of_every_record_has_a_row_a_call_and_gives_the_reports_figures(recorded_runs):
+    assert recorded_runs
+    for run in recorded_runs.values():
         frame, summary = run.frame(), run.summary()
         timings = [record.timing for record in run.records() if record.timing]
         assert list(frame.columns) == COLUMNS

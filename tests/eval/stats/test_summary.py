@@ -70,7 +70,7 @@ def test_a_missing_row_takes_the_mean_away_and_is_counted(meta, full_rows):
     assert summary.headlines[0].geomean is None
     assert summary.missing == 1
     assert summary.exit_code() is ExitCode.INCOMPLETE
-    assert "--resume" in summary.problems()[-1]
+    assert summary.problems()[-1] == "1 planned row is missing; `rooflane eval --resume` measures them"
 
 
 def test_a_shape_eager_did_not_run_everywhere_is_outside_the_mean_for_every_arm(meta, full_rows, make_record):

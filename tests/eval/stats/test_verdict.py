@@ -49,7 +49,7 @@ def test_no_null_no_floor():
 def test_the_gate_condemns_only_what_no_floor_below_the_cap_covers(bias, broken):
     null = combine({"a": dict(enumerate(bias + value for value in QUIET))}, range(8))
     assert bool(find_floors([null]).broken) == broken
-    # A wide null that holds 1 is a high floor, not a broken campaign.
+    # A wide null that contains 1 is a high floor, not a broken campaign.
     wide = combine({"a": dict(enumerate(40 * value for value in QUIET))}, range(8))
     assert find_floors([wide]).geomean.value > 0.02 and not find_floors([wide]).broken
 
@@ -73,7 +73,7 @@ FLOOR = Floor(0.01, True, 0)
         (0.995, 1.008, Verdict.EQUIVALENT, "within 1.00% of 1"),
         (1.002, 1.02, Verdict.INCONCLUSIVE, "detected, below the floor of 1.00% (provisional)"),
         (0.98, 0.995, Verdict.INCONCLUSIVE, "detected, below the floor"),
-        (0.98, 1.03, Verdict.INCONCLUSIVE, "holds 1"),
+        (0.98, 1.03, Verdict.INCONCLUSIVE, "contains 1"),
     ],
 )
 def test_an_interval_against_the_floor(low, high, verdict, why):

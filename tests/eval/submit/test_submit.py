@@ -18,7 +18,7 @@ from rooflane.eval import cli
 from rooflane.eval.exit_codes import EvaluationError, ExitCode
 from rooflane.eval.submit import campaign, open_submission, resume_submission, submit, summarise_submission
 from rooflane.eval.submit.launch import KEPT_BYTES
-from rooflane.eval.submit.records import ROWS_FILE
+from rooflane.eval.submit.submission import ROWS_FILE
 from rooflane.shapes import Shape
 
 SHAPE = Shape("a", 2, 8, 16, 2, 16, 1, True)
@@ -192,6 +192,7 @@ def test_resume_refuses_another_script_or_candidate(run, tmp_path, which):
         resume_submission(submission.folder)
 
 
+@pytest.mark.slow
 def test_memory_that_runs_out_as_predicted_is_no_failure(root, tmp_path, monkeypatch):
     # The real allocation of the published shape 14, in a process that may take 6 GB: 13 GB of input cannot be made.
     monkeypatch.setattr(campaign, "available_memory_bytes", lambda: 6_000_000_000)
@@ -257,7 +258,6 @@ WRONG = [
     (["submit", "--organiser", "organiser.py", "--organiser-args", "--batch-size 3"], "column batch_size"),
     (["submit", "--organiser", "organiser.py", "--organiser-args", "--benchmark-rounds 3"], "an odd number"),
     (["submit", "--organiser", "organiser.py", "--device", "cpu", "--profile", "h200"], "describes a cuda device"),
-    (["submit", "--organiser", "organiser.py", "--beside", "runs"], "not a run"),
     (["submit", "--organiser", "organiser.py", "--shape", "99"], "holds no shape"),
     (["submit", "--organiser", "organiser.py", "--time-limit", "0"], "time limit above 0"),
     (["submit", "--resume", "runs"], "not a submission"),
@@ -273,6 +273,7 @@ def test_wrong_uses_give_one_paragraph(rooflane, organiser, mine, arguments, wor
     assert status == ExitCode.USAGE and words in flat and "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_the_readmes_command_with_the_stand_in(root, tmp_path):
     (command,) = re.findall(r"^rooflane submit .*$", (root / "README.md").read_text(), re.MULTILINE)
     script = command.split()[-1]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rooflane.eval.exit_codes import EvaluationError
-from rooflane.eval.submit import flags
-from rooflane.eval.submit.contract import KNOWN_HASHES, read_organiser
+from rooflane.eval.submit import organiser
+from rooflane.eval.submit.organiser import KNOWN_HASHES, read_organiser
 from rooflane.shapes import Shape
 
 SHAPE = Shape("s", 2, 8, 16, 4, 32, 3, True, "bfloat16", 0.25)
@@ -19,7 +19,7 @@ if __name__ == "__main__":
 
 
 def test_a_shape_sets_its_flags_and_an_even_number_of_rounds():
-    arguments = flags.shape_arguments(SHAPE, "cpu", ["--repeats", "7"])
+    arguments = organiser.shape_arguments(SHAPE, "cpu", ["--repeats", "7"])
     assert arguments == [
         "--batch-size", "2", "--seq-len", "8", "--d-model", "16", "--heads", "4", "--ffn-dim", "32", "--layers", "3",
         "--causal", "--dtype", "bfloat16", "--padding-ratio", "0.25", "--device", "cpu", "--benchmark-rounds", "4",
@@ -28,14 +28,14 @@ def test_a_shape_sets_its_flags_and_an_even_number_of_rounds():
 
 
 def test_a_full_shape_is_not_causal():
-    assert "--causal" not in flags.shape_arguments(Shape("s", 2, 8, 16, 4, 32, 3, False), "cpu", [])
+    assert "--causal" not in organiser.shape_arguments(Shape("s", 2, 8, 16, 4, 32, 3, False), "cpu", [])
 
 
 @pytest.mark.parametrize(
     "text", ["", "--repeats 5 --warmup 0", "--benchmark-rounds 6", "--no-allow-tf32 --rtol 0", "--compile-user"]
 )
 def test_what_the_script_takes_is_passed_on_as_it_is(text):
-    assert flags.parse_organiser_args(text, known_script=True) == text.split()
+    assert organiser.parse_organiser_args(text, known_script=True) == text.split()
 
 
 @pytest.mark.parametrize(
@@ -60,23 +60,23 @@ def test_what_the_script_takes_is_passed_on_as_it_is(text):
 )
 def test_wrong_flags_are_refused_in_one_paragraph(text, words):
     with pytest.raises(EvaluationError) as error:
-        flags.parse_organiser_args(text, known_script=True)
+        organiser.parse_organiser_args(text, known_script=True)
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
 def test_an_unknown_script_may_have_flags_of_its_own():
-    assert flags.parse_organiser_args("--nope 3", known_script=False) == ["--nope", "3"]
+    assert organiser.parse_organiser_args("--nope 3", known_script=False) == ["--nope", "3"]
 
 
 @pytest.mark.parametrize("name", ["auto", "cpu", "cuda", "cuda:0"])
 def test_devices_the_script_times_rightly(name):
-    flags.check_device(name)
+    organiser.check_device(name)
 
 
 @pytest.mark.parametrize(("name", "words"), [("cuda:1", "CUDA_VISIBLE_DEVICES=1"), ("mps", "not one of auto")])
 def test_devices_it_does_not(name, words):
     with pytest.raises(EvaluationError, match=words):
-        flags.check_device(name)
+        organiser.check_device(name)
 
 
 def test_an_unknown_script_gets_a_note_and_a_known_one_is_recognised(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import types
+import warnings
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,14 @@ import torch
 
 from rooflane.baseline import TransformerConfig, build_baseline, config_of, copy_model_weights
 from rooflane.dispatch import load_profile, load_rules, route
-from rooflane.eval.submit import flags
+from rooflane.eval.export.write import export
+from rooflane.eval.submit import organiser
 from rooflane.eval.submit.launch import SubmitJob
+from rooflane.eval.submit.organiser import ChangedError, run_with_class
 from rooflane.eval.submit.parse import Figures, parse_output
-from rooflane.eval.submit.place import ChangedError, run_with_class
 from rooflane.eval.submit.placed import PlacedTransformer
 from rooflane.eval.submit.worker import class_to_place
+from rooflane.eval.worker.candidates import load_attribute, parse_candidate
 from rooflane.shapes import Shape, load_shapes
 
 LEAST = ["--accuracy-trials", "1", "--warmup", "0", "--repeats", "1", "--benchmark-rounds", "2"]
@@ -40,7 +43,7 @@ def benchmark(root, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", sys.argv)
 
     def run(shape: Shape, cls: type, *extra: str) -> tuple[int, str]:
-        arguments = flags.shape_arguments(shape, "cpu", [*LEAST, *extra])
+        arguments = organiser.shape_arguments(shape, "cpu", [*LEAST, *extra])
         with pytest.raises(SystemExit) as end:
             run_with_class(root / "tests" / "standin" / "benchmark.py", arguments, lambda module: cls)
         return int(end.value.code or 0), capsys.readouterr().out
@@ -63,6 +66,26 @@ def published(root: Path) -> list[Shape]:
         )
         for shape in shapes
     ]
+
+
+@pytest.fixture(scope="module")
+def exported(root, tmp_path_factory) -> type:
+    """The class of one file that was exported for the CPU and all published widths."""
+    shapes = published(root)
+    path = tmp_path_factory.mktemp("exported") / "submission.py"
+    path.write_text(export(shapes, parse_candidate("dispatched"), load_profile("cpu"), load_rules()).text)
+    return load_attribute(parse_candidate(str(path)))
+
+
+@pytest.mark.parametrize("place", range(14), ids=lambda place: str(place + 1))
+def test_the_exported_file_passes_at_every_published_width(root, benchmark, exported, place):
+    shape = published(root)[place]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # where plain torch runs, the class warns
+        status, text = benchmark(shape, exported)
+    assert status == 0, text
+    figures = figures_of(shape, text)
+    assert figures.accuracy.passed and figures.accuracy.failed == 0 and figures.accuracy.max_abs > 0
 
 
 @pytest.mark.parametrize("place", range(14), ids=lambda place: str(place + 1))
@@ -250,7 +273,7 @@ def test_the_stand_in_has_the_described_flags_and_defaults(standin, monkeypatch)
         "non_strict_weight_copy": False, "matmul_precision": "high", "allow_tf32": True,
     }  # fmt: skip
     assert given == described
-    assert {action.dest for action in flags._parser()._actions} == described.keys()
+    assert {action.dest for action in organiser._parser()._actions} == described.keys()
 
 
 def test_the_stand_ins_model_is_the_baseline(standin):

@@ -1,10 +1,10 @@
-"""packed_qkv: one product for q, k and v. This file loads no torch: routing asks it on machines that have none."""
+"""packed_qkv: one product for q, k and v. This file loads no torch, because routing works on machines without it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rooflane.families import Limits
+from rooflane.families import FamilySpec, Limits
 from rooflane.shapes import Shape
 
 if TYPE_CHECKING:
@@ -16,12 +16,11 @@ MAX_HEAD_DIM = 256  # what torch's fused attention takes on every device
 OPERATIONS = 12  # a layer: 2 norms, 4 products, attention, its mask, GELU, 2 adds, one copy
 
 
-class PackedQkv:
-    """The family's spec: see rooflane.families.FamilySpec for what each part promises."""
+class PackedQkv(FamilySpec):
+    """What rooflane knows of the family. FamilySpec describes each part and has the defaults of the others."""
 
     name = "packed_qkv"
     summary = "the baseline with q, k and v in one product and fused attention"
-    contract = ""  # keeps every promise: fresh outputs, changed weights seen
     options = {"contiguous": "true copies q, k and v apart before attention; false (default) leaves them as views"}
 
     def supports(self, shape: Shape, profile: Limits) -> str | None:

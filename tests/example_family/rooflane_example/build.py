@@ -1,4 +1,4 @@
-"""The forward of packed_qkv."""
+"""The built forward of packed_qkv."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def build(model: nn.Module, shape: Shape, contiguous: bool):
             x = x + layer.attention.out_proj(out.transpose(1, 2).reshape(x.shape))
             x = x + layer.ffn_out(gelu(layer.ffn_in(layer.norm2(x))))
         x = model.final_norm(x)
-        # Padding reaches no real token: its keys are hidden. So its rows are cleared once, at the end.
+        # The mask hides the keys of padding, so its rows affect no real token and are cleared once, at the end.
         return x if mask is None else x.masked_fill(~mask[:, :, None], 0)
 
     return forward
