@@ -96,7 +96,7 @@ class ArmTimer:
         return self.work.ask(self.arm.worker, request, what, self.arm)
 
     def _window(self, round_index: int, part: int, calls: int, lead: int) -> protocol.Window:
-        """Run one window and look at what needs no judge."""
+        """Run one window and check what needs no judge."""
         seed, mark_seed = self.schedule.window(round_index, part), self._mark_seed(round_index, part)
         watch = self.judge is not None
         self._ask(protocol.Prepare(self.arm, seed, calls, lead, mark_seed, self.schedule.fixed, watch))
@@ -121,7 +121,7 @@ class ArmTimer:
         return found
 
     def _check(self, round_index: int, part: int, found: protocol.Window) -> None:
-        """Have a call of a window judged that nobody could have told from the others while it ran."""
+        """Have the judge check one call of a window. The call is chosen after the window has run."""
         block, half = divmod(round_index, 2)
         in_full = random.Random(self.schedule.seed(f"check {block}")).randrange(2) == half
         chosen = random.Random(self.schedule.seed(f"call {round_index} {part}"))

@@ -22,7 +22,7 @@ SPARE_CORES = 2
 
 @contextmanager
 def awake(work: ShapeSession, workers: Sequence[str]) -> Iterator[None]:
-    """Have a GPU's workers wait awake, each on cores of its own, where that leaves cores to spare.
+    """Let a GPU's workers busy-wait, each on cores of its own, where that leaves cores to spare.
 
     Not on a CPU: there the arms' threads need every core.
     """

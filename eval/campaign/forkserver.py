@@ -4,10 +4,10 @@ Importing torch and triton takes seconds; a campaign of eight processes and seve
 dozens of times. The server imports them once and forks a worker on request; the worker is a fresh process all the
 same, with its own CUDA context, allocator, weights and captures, because the server creates none of these.
 
-Why forking is safe here: the server runs one thread (numpy's linear algebra is told to start no pool, torch starts
+Why forking is safe here: the server runs one thread (numpy's linear algebra starts no pool, torch starts
 its pools at the first parallel operation, which the server never runs), it never initialises CUDA (a context does
 not survive a fork; `torch.cuda.is_available` asks the driver's management library instead), it imports no candidate
-and it is never told a seed. It speaks to the parent over one socket and ends when the parent does.
+and it never receives a seed. It talks to the parent over one socket and ends when the parent does.
 
 One server serves every `evaluate()` of its parent process: `fork_server()` keeps it and starts another only when the
 environment variables have changed. `python -m rooflane.eval.campaign.forkserver FD` is started by the parent, never by
@@ -122,7 +122,7 @@ class ForkServer:
                 return reply
 
     def _last_words(self) -> str:
-        """Return the end of what a server said that answers no more, and end it."""
+        """End a server that no longer answers; return the last lines it printed."""
         self._said.seek(0)
         said = self._said.read().decode(errors="replace")
         self.close()

@@ -47,7 +47,7 @@ class Buffer:
                 self.descriptor = os.dup(file.fileno())
 
     def close(self) -> None:
-        """Let go of the memory; it is freed when the workers are gone too."""
+        """Close the descriptor; the memory is freed when the workers have ended too."""
         os.close(self.descriptor)
 
 

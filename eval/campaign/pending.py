@@ -1,4 +1,4 @@
-"""The rows a run owes: which are wanted, which are there, what is still to do, and those that need no worker."""
+"""Pending rows of a run: planned, present, still to measure, and those that need no worker."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class ShapeTiming:
             recount=self._recount,
             on_block=lambda block: self.blocks.append(work.context.telemetry()),
             fatal=(ReferenceLost,),
-            # The null is held against in every block; no-op and anchor tell which blocks the machine spoilt.
+            # The null is compared in every block. The no-op and the anchor show which blocks were disturbed.
             sparse={name for name in counts if self.rows[name].arm.kind == "control" and name not in FULL_BUDGET},
         )
         return failures

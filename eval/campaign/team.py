@@ -62,7 +62,7 @@ class Team:
     def start(self) -> None:
         """Start every worker and set them up side by side: a CUDA context takes its time."""
         for name in self._buffers:
-            # One that cannot be greeted is started again, and told of, when its shape begins.
+            # A worker that cannot be set up is started again when its shape begins, which also reports it.
             with suppress(Crash):
                 self._start(name)
         for name in list(self._workers):
@@ -155,7 +155,7 @@ class Team:
             worker.end()
 
     def close(self) -> None:
-        """End every worker and let go of the memory between them."""
+        """End every worker and close the shared memory."""
         for name in list(self._workers):
             self.end(name)
         for buffer in self._buffers.values():
@@ -166,7 +166,7 @@ class Team:
         return self._spent.on(what)
 
     def _keep_forged(self, name: str, worker: WorkerProcess) -> None:
-        """Note what a worker's channel carried; it is told of even when the worker has ended."""
+        """Keep what a worker's channel carried beside answers, so that it is reported after the worker has ended."""
         self._forged.setdefault(name, []).extend(worker.forged)
         worker.forged.clear()
 

@@ -37,7 +37,7 @@ class Case:
 
 @dataclass(frozen=True)
 class OutputFacts:
-    """What the judge is told of an output beside its bytes."""
+    """The description of an output that the judge gets with its bytes."""
 
     # Read from another process: no field may be missing, unknown or of another type.
     __pydantic_config__ = {"strict": True, "extra": "forbid"}

@@ -41,8 +41,8 @@ class WindowWall:
 def hidden_time(windows: Sequence[WindowWall], null: Sequence[WindowWall]) -> list[str]:
     """Tell whether an arm's event times leave out time that its windows took and the null's do not.
 
-    The least of the arm's windows is held against the null's largest: a busy machine lengthens some windows of both,
-    a clock that lies shortens the events of all its own.
+    The smallest of the arm's windows is compared with the null's largest. A busy machine lengthens some windows of
+    both; a clock that lies shortens the events of all its own.
     """
     if len(windows) < 2 or not null:
         return []

@@ -58,7 +58,7 @@ def stride_class(out: Tensor) -> str:
 
 
 def describe_output(out: Tensor) -> OutputFacts:
-    """Return what the judge is told of an output beside its bytes."""
+    """Describe an output for the judge, without its bytes."""
     return OutputFacts(
         shape=tuple(out.shape),
         dtype=str(out.dtype).removeprefix("torch."),

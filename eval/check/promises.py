@@ -33,7 +33,7 @@ class Promise:
     finding: str
     kind: str = "drawn"
     cuda_only: bool = False
-    # A loud refusal leaves nobody with a wrong answer: it is noted, not held against the forward.
+    # An exception gives no wrong output: it is noted and not counted as a broken promise.
     may_refuse: bool = False
 
 
@@ -146,7 +146,7 @@ def _weights_moved(arm: Arm, inputs: Inputs) -> tuple:
     arm.forward(x, mask)
     dtypes = {parameter.dtype for parameter in arm.weights.parameters()}
     with torch.inference_mode(False):
-        # On a CPU there is no other device to go to: a wider type and back lets go of the memory all the same.
+        # On a CPU there is no other device to go to: a wider type and back releases the memory too.
         arm.weights.to("cpu" if inputs.device.type == "cuda" else torch.float64)
         for parameter in arm.weights.parameters():
             poison(parameter.detach(), blocks=1)

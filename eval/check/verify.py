@@ -204,7 +204,7 @@ def _stress(bench: _Bench, found: dict[str, Any]) -> None:
 
 
 def _contract(bench: _Bench, found: dict[str, Any]) -> None:
-    """Look for the promises to the caller that honest code tends to break; a broken one is a finding, not a failure."""
+    """Check the promises to the caller; a broken promise is a finding, not a failure."""
     if bench.late("checks of the promises to the caller"):
         return
     findings: list[str] = []

@@ -47,13 +47,13 @@ class Arm:
     setup_s: float | None = None
 
     def fail(self, error: Exception, doing: str) -> None:
-        """Note that the arm raised, and let go of what it holds."""
+        """Record that the arm raised, and release what it holds."""
         self.status = "oom" if is_oom(error) else "error"
         self.reason = f"{doing}: {told(error)}"
         self.drop()
 
     def drop(self) -> None:
-        """Let go of the built forward and its model."""
+        """Release the built forward and its model."""
         self.forward = self.weights = None
 
 

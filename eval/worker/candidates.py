@@ -184,7 +184,7 @@ def check_source(text: str, path: Path, names: Sequence[str]) -> None:
         tree = ast.parse(path.read_bytes(), filename=str(path))
     except SyntaxError as error:
         raise EvaluationError(
-            f"candidate {text!r}: {path}:{error.lineno}: not valid Python: {error.msg}; mend that line"
+            f"candidate {text!r}: {path}:{error.lineno}: not valid Python: {error.msg}; fix that line"
         ) from None
     except (OSError, ValueError) as error:
         raise EvaluationError(f"candidate {text!r}: {path} cannot be read ({error})") from None

@@ -29,7 +29,7 @@ class Channel:
     def receive(self, *, awake: bool = False) -> tuple[int, Request] | None:
         """Wait for the next request and its number; None when the parent is gone.
 
-        `awake` waits without letting go of the core.
+        `awake` busy-waits, which keeps the core.
         """
         while awake and not self._waiting.select(0):
             pass

@@ -1,4 +1,4 @@
-"""A calm core for the thread that launches a GPU's work: how many cores there are, who has which, and the calmest.
+"""A fast core for the thread that launches a GPU's work: usable cores, shares of them, and the fastest one.
 
 A thread that sleeps between its windows comes back on hardware that others use, one that never sleeps keeps its core,
 and one that is on a slow core can leave it (briefs/host.md). Loads no torch.
@@ -16,7 +16,7 @@ from rooflane.eval.stats.host_pace import SLOW, core_paces, loop_ns
 
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 THREADS = Path("/proc/self/task")
-# A look at a core takes 0.2 ms.
+# Measuring one core takes 0.2 ms.
 CORES_AT_MOST = 32
 
 
@@ -34,7 +34,7 @@ def core_shares(count: int) -> list[list[int]]:
     """Return the cores this process may use in `count` shares of neighbours, none in two; empty ones where it cannot
     choose its core.
 
-    Two threads that wait awake on one core take it from each other for 4 ms at a time: every other eager call took 6 ms
+    Two threads that busy-wait on one core take it from each other for 4 ms at a time: every other eager call took 6 ms
     in place of 2 (H200's host).
     """
     cores = _allowed_cores()
@@ -50,7 +50,7 @@ def _allowed_cores() -> list[int]:
 
 
 class FastCore:
-    """Keeps this thread to some cores, and on the calmest of them, from `hold` to `leave`."""
+    """Keeps this thread to some cores, and on the fastest of them, from `hold` to `leave`."""
 
     def __init__(self) -> None:
         self._allowed: set[int] = set()
@@ -71,7 +71,7 @@ class FastCore:
         self._allowed, self._cores, self._fast_ns = allowed, cores, 0
 
     def pace_ns(self) -> int:
-        """Return the loop's nanoseconds; where they are over 1.3 times the least known, move to the calmest core first.
+        """Return the loop's nanoseconds; where they are over 1.3 times the least known, move to the fastest core first.
 
         The first call of a held thread always looks for that core.
         """
@@ -93,7 +93,7 @@ class FastCore:
                         os.sched_setaffinity(thread, self._allowed)
 
     def _move(self) -> None:
-        """Go to the calmest of the held cores; of many every second or third is looked at."""
+        """Move to the fastest of the held cores; of many cores, measure every second or third."""
         os.sched_setaffinity(0, self._cores)
         cores = sorted(self._cores)
         if paces := core_paces(cores[:: -(-len(cores) // CORES_AT_MOST)]):

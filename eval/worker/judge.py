@@ -85,7 +85,7 @@ class Judge:
         return protocol.MarksCompared(*fingerprint.worst_row(_decode(request.marks), expected, allowed))
 
     def compare_kept(self, request: protocol.CompareKept) -> protocol.Gated:
-        """Gate a kept output of a timed call, and tell whether its bytes have the fingerprint taken behind the call."""
+        """Gate a kept output of a timed call, and check its bytes against the fingerprint taken behind the call."""
         out, fault = self._read(request.output, request.buffer)
         if fault:
             return protocol.Gated(fault, same=False)

@@ -102,7 +102,7 @@ class Subject:
         return Called(describe_output(out))
 
     def repeat(self, request: protocol.Repeat) -> protocol.Compared:
-        """Call an arm several times on one input; tell whether the outputs have the same bytes."""
+        """Call an arm several times on one input; return whether the outputs have the same bytes."""
         x, mask = draw_case(request.case, self.shape, self.device)
         with torch.inference_mode():
             found = {digest(self.arms[request.arm].forward(x, mask)) for _ in range(REPEATS)}

@@ -142,7 +142,7 @@ class Windows:
         take, launch = window.taker.take, window.taker.launcher()
         keep, outputs, pointers = window.keep, window.outputs, window.pointers
         # The empty call stays without a pause: behind one it took 1.3 us or 12 (H200) as the device was ahead of the
-        # host or not, and contamination is told from it.
+        # host or not, and the contamination rule reads it.
         pause, ticks = self.clock.pause, 0 if window.arm.kind == "noop" else self._ticks(x)
         looks = []
 
@@ -169,7 +169,7 @@ class Windows:
                 for case in window.cases[: window.lead]:
                     forward(*case)
                 window.read = self.clock.window(forward, window.cases[window.lead :], after)
-            # A look without the pause behind it says nothing of those with one.
+            # The cost of a check without a pause behind it differs from the cost with one.
             if looks and (ticks or window.arm.kind != "noop"):
                 self._look_ns = median(looks)
         except Exception:
@@ -218,7 +218,7 @@ class Windows:
         return protocol.Shipped(describe_output(out))
 
     def release(self, request: protocol.Release) -> protocol.Done:
-        """Let go of the window."""
+        """Release the window."""
         self._now = None
         return protocol.Done()
 

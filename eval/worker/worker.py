@@ -1,7 +1,7 @@
 """A worker: one fresh process that holds some arms, does what the parent asks, and decides nothing.
 
 The reference's worker holds eager, the controls and the judge; every candidate has a worker of its own, with its copy
-beside it, and neither a seed it has not been told nor, before its outputs are judged, the baseline's answers.
+beside it. It has no seed before the call that needs it, and no output of the baseline before its own is judged.
 `python -m rooflane.eval.worker.worker FD...` starts one where processes cannot be forked; the parent does that, never a
 user.
 """
@@ -98,7 +98,7 @@ class Worker:
         return protocol.Held(first_call(model, subject.shape, self.device, FIRST_INPUT) if request.call else None)
 
     def end_shape(self, request: protocol.EndShape) -> protocol.Done:
-        """Let go of everything that belongs to a shape."""
+        """Release everything that belongs to a shape."""
         self._end_shape()
         return protocol.Done()
 
@@ -110,7 +110,7 @@ class Worker:
             free_memory(self.device)
 
     def busy_wait(self, request: protocol.BusyWait) -> protocol.Done:
-        """Wait for requests without sleeping, on the calmest of some cores, or no longer.
+        """Start or stop waiting for requests without sleeping, on the fastest of some cores.
 
         A thread that slept between its windows came back on a slow core in half of them (H200; briefs/host.md).
         """
