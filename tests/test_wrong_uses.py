@@ -46,7 +46,7 @@ WRONG = {
     ),
     "a candidate that is no Python": (
         ["eval", "tiny.csv", "--candidate", "broken.py"],
-        ["broken.py:1: not valid Python", "mend that line"],
+        ["broken.py:1: not valid Python", "fix that line"],
     ),
     "an unknown profile": (
         ["classify", "tiny.csv", "--profile", "h2000"],
