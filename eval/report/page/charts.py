@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -201,21 +202,21 @@ def regimes(data: PageData, width: float, titled: bool = False) -> Chart | None:
 
 def label_regions(axes: Axes) -> None:
     """Name both regions of the regime map where the whole text lies in its region and covers nothing."""
-    frame, taken = axes.get_window_extent(), boxes_of(axes)
-    for text, above, heights in ((DEVICE_LIMIT, True, range(95, 0, -5)), (HOST_LIMIT, False, range(3, 98, 5))):
-        for height in heights:
-            for side, align in ((0.01, "left"), (0.99, "right")) if above else ((0.99, "right"), (0.01, "left")):
-                label = axes.text(
-                    side, height / 100, text, transform=axes.transAxes, ha=align, color=LIGHT["muted"], va="baseline"
-                )
-                box = label.get_window_extent()
-                points = axes.transData.inverted().transform(box.corners())
-                if is_free(box, frame, taken) and all((device > host) == above for host, device in points):
-                    break
-                label.remove()
-            else:
-                continue
-            break
+    frame, taken, to_data = axes.get_window_extent(), boxes_of(axes), axes.transData.inverted()
+    left, right = (0.01, "left"), (0.99, "right")
+    for text, above, heights, sides in (
+        (DEVICE_LIMIT, True, range(95, 0, -5), (left, right)),
+        (HOST_LIMIT, False, range(3, 98, 5), (right, left)),
+    ):
+        for height, (side, align) in itertools.product(heights, sides):
+            label = axes.text(
+                side, height / 100, text, transform=axes.transAxes, ha=align, color=LIGHT["muted"], va="baseline"
+            )
+            box = label.get_window_extent()
+            in_region = all((device > host) == above for host, device in to_data.transform(box.corners()))
+            if in_region and is_free(box, frame, taken):
+                break
+            label.remove()
 
 
 def roofline(data: PageData, width: float, titled: bool = False) -> Chart | None:
