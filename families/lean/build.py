@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from rooflane.families.lean.device_ops import choose_ops, kernels_run
-from rooflane.families.lean.lean import LeanOps, lean_body, lean_finish, lean_sum, packed_weights
+from rooflane.families.lean.lean import (
+    LeanOps,
+    choose_ops,
+    kernels_run,
+    lean_body,
+    lean_finish,
+    lean_sum,
+    packed_weights,
+)
 from rooflane.families.runtime.call_checks import check_call, operand_dtype
 from rooflane.families.runtime.weights import PackedWeights
 from rooflane.shapes import Shape
@@ -94,9 +101,9 @@ def _capture(body: Body, weights: PackedWeights, shape: Shape, device: torch.dev
     The last norm is launched outside the graph, so that it writes the fresh output itself.
     """
     # These import Triton.
-    from rooflane.families.lean.pointwise.pointwise import bind_add_norm
+    from rooflane.families.lean.pointwise import bind_add_norm
     from rooflane.families.runtime.bound import bound_forward
-    from rooflane.families.runtime.staged import StagedGraph
+    from rooflane.families.runtime.launch import StagedGraph
 
     def bind(x: Tensor, mask: Tensor | None, out: Tensor) -> Launch:
         graph = StagedGraph(body, x, mask, device)

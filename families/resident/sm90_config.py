@@ -10,8 +10,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, ClassVar
 
 from rooflane.families.lean.cost import HALF, SINGLE
-from rooflane.families.resident.config import H200, LIMITS, ResidentConfig, Room
-from rooflane.families.resident.layout import BLOCK_ROWS
+from rooflane.families.resident.config import BLOCK_ROWS, H200, LIMITS, ResidentConfig, Room
 from rooflane.families.resources.kernel_case import PROGRAM_BYTES, SM90, Architecture, CudaCase
 from rooflane.shapes import Shape, load_shapes
 

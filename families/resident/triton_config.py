@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rooflane.families.lean.cost import HALF, SINGLE
-from rooflane.families.resident.config import H200, ResidentConfig, Room
-from rooflane.families.resident.layout import Layout, layout_of
+from rooflane.families.resident.config import H200, Layout, ResidentConfig, Room, layout_of
 from rooflane.families.resources.kernel_case import ARCHITECTURES, PROGRAM_BYTES, Architecture, TritonCase
 from rooflane.shapes import Shape
 

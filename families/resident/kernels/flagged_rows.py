@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from rooflane.families.resident.config import Room
-from rooflane.families.resident.layout import BLOCK_ROWS, STEP_COLUMNS, padded, row_blocks, too_many_rows
+from rooflane.families.resident.config import BLOCK_ROWS, STEP_COLUMNS, Room, padded, row_blocks, too_many_rows
 from rooflane.families.resident.triton_config import TYPES, TritonConfig
 from rooflane.families.spec import Limits
 from rooflane.shapes import Shape

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from rooflane.families.lean.cost import SINGLE
-from rooflane.families.resident.config import Room
-from rooflane.families.resident.layout import BLOCK_ROWS, STEP_COLUMNS, padded, row_blocks, too_many_rows
+from rooflane.families.resident.config import BLOCK_ROWS, STEP_COLUMNS, Room, padded, row_blocks, too_many_rows
 from rooflane.families.resident.triton_config import TYPES, TritonConfig
 from rooflane.families.resources.kernel_case import Architecture, TritonCase
 from rooflane.families.spec import Limits
@@ -85,8 +84,7 @@ class LayeredRows(TritonConfig):
         """Return what binds the launches: a graph for all but the last, which writes the output."""
         import torch
 
-        from rooflane.families.runtime.launch import raw_stream
-        from rooflane.families.runtime.staged import StagedGraph
+        from rooflane.families.runtime.launch import StagedGraph, raw_stream
 
         layers, layout, sizes = self.shape.num_layers, self.layout, self.sizes(eps)
         scratch, _ = self.allocate(weights)

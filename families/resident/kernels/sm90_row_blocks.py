@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Self
 
 from rooflane.families.lean.cost import HALF, SINGLE
-from rooflane.families.resident.config import Room
+from rooflane.families.resident.config import BLOCK_ROWS, Room, row_blocks, too_many_rows
 from rooflane.families.resident.kernels.sm90_row_warps import RowWarps
-from rooflane.families.resident.layout import BLOCK_ROWS, row_blocks, too_many_rows
 from rooflane.families.resident.sm90_config import MOST_SHARED_BYTES, NO_SM90, FragmentConfig
 from rooflane.families.spec import Limits
 from rooflane.shapes import Shape

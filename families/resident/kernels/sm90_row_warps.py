@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from rooflane.families.lean.cost import HALF, SINGLE
-from rooflane.families.resident.config import Room, unit_seconds
-from rooflane.families.resident.layout import BLOCK_ROWS
+from rooflane.families.resident.config import BLOCK_ROWS, Room, unit_seconds
 from rooflane.families.resident.sm90_config import MOST_SHARED_BYTES, NO_SM90, FragmentConfig
 from rooflane.families.spec import Limits
 from rooflane.shapes import Shape

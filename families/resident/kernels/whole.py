@@ -10,8 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from rooflane.families.resident.config import H200, Room, unit_seconds
-from rooflane.families.resident.layout import STEP_COLUMNS, Layout, layout_of, packable, padded
+from rooflane.families.resident.config import (
+    H200,
+    STEP_COLUMNS,
+    Layout,
+    Room,
+    layout_of,
+    packable,
+    padded,
+    unit_seconds,
+)
 from rooflane.families.resident.triton_config import TYPES, TritonConfig
 from rooflane.families.spec import Limits
 from rooflane.shapes import Shape

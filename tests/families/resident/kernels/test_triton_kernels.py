@@ -9,13 +9,12 @@ import torch
 import triton
 import triton.language as tl
 
-from rooflane.families.resident.choice import choose
-from rooflane.families.resident.config import H200, Room
+from rooflane.families.resident.config import H200, Room, layout_of, packable
 from rooflane.families.resident.kernels.flagged_rows import FlaggedRows
 from rooflane.families.resident.kernels.layered_rows import LayeredRows
 from rooflane.families.resident.kernels.whole import Halves, Whole
-from rooflane.families.resident.layout import layout_of, packable
 from rooflane.families.resident.pack import pack_padded
+from rooflane.families.resident.spec import choose
 from rooflane.families.resident.triton_steps import gelu
 from rooflane.shapes import Shape, load_shapes
 
