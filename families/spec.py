@@ -88,6 +88,10 @@ class FamilySpec(ABC):
     def build(self, model: nn.Module, shape: Shape, device: device, **options: Any) -> Forward:
         """Return a callable `(x [B, S, D], mask [B, S] bool or None) -> [B, S, D]` for the model's weights."""
 
+    def explain(self, shape: Shape, profile: Limits) -> list[str]:
+        """Return how the family would run a shape that it supports, on lines for `rooflane route --details`."""
+        return []
+
     def kernel_cases(self) -> Iterable[KernelCase]:
         """Return the family's kernels as they ship, for the resource gate. Two families may return one kernel."""
         return ()

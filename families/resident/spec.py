@@ -101,7 +101,7 @@ class Resident(FamilySpec):
         return profile.graph_replay_s + choose(shape, _room(profile)).config.predict_s(profile)
 
     def explain(self, shape: Shape, profile: Limits) -> list[str]:
-        """Return which kernel takes a shape that the family supports, and why those preferred to it do not."""
+        """Return which kernel takes a shape that the family supports, and why those before it in the ladder do not."""
         return choose(shape, _room(profile)).explain()
 
     def kernel_cases(self) -> Iterator[KernelCase]:

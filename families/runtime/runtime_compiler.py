@@ -24,7 +24,7 @@ def host_compiler() -> list[str]:
     try:
         named = shlex.split(text)
     except ValueError as error:
-        raise RuntimeError(f"CXX={text!r} is no command ({error}); mend the variable or unset it") from None
+        raise RuntimeError(f"CXX={text!r} is no command ({error}); fix the variable or unset it") from None
     return named or [path for path in map(shutil.which, HOST_COMPILERS) if path][:1]
 
 
@@ -41,4 +41,4 @@ def missing_compiler() -> str:
         status, *_ = import_module("cuda.bindings.nvrtc").nvrtcVersion()
     except Exception as error:  # a missing library, a foreign module named cuda: the bindings raise many kinds
         return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    return "" if int(status) == 0 else f"nvrtcVersion answers {status}"
+    return "" if int(status) == 0 else f"nvrtcVersion returns {status}"
