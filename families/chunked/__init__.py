@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rooflane.families.lean.cost import HALF, SINGLE, lean_predict_s, operand_name, weight_elements
-from rooflane.families.option_values import operands, positive
-from rooflane.families.spec import FamilySpec, Limits
+from rooflane.families.spec import FamilySpec, Limits, operands, positive
 from rooflane.shapes import Shape
 
 if TYPE_CHECKING:
@@ -48,7 +47,6 @@ class Chunked(FamilySpec):
     option_checks = {"operand_dtype": operands, "budget_gib": positive}
 
     def supports(self, shape: Shape, profile: Limits) -> str | None:
-        """Return None when the shape can be built for the device, else the reason."""
         return None
 
     def peak_bytes(self, shape: Shape, profile: Limits, *, budget_gib: float = BUDGET_GIB, **options: Any) -> int:
@@ -62,7 +60,6 @@ class Chunked(FamilySpec):
         return int(weights + ends + scratch + residual)
 
     def predict_s(self, shape: Shape, profile: Limits) -> float:
-        """Return the predicted event time of one call in seconds."""
         return lean_predict_s(shape, profile, captured=False)
 
     def build(

@@ -10,13 +10,14 @@ What it leaves out, and why the output stays correct:
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rooflane.families.lean.attention_config import attention_refusal
+from rooflane.families.lean.attention_config import attention_config
 from rooflane.families.runtime.weights import PackedWeights
 from rooflane.shapes import Shape
 
@@ -77,7 +78,9 @@ def kernels_run(shape: Shape, device: torch.device) -> bool:
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < LEAST_CAPABILITY:
         return False
     shared = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-    return attention_refusal(shape.head_dim, shape.seq_len, shared) is None
+    with suppress(ValueError):
+        return bool(attention_config(shape.head_dim, shape.seq_len, shared))
+    return False
 
 
 def choose_ops(shape: Shape, device: torch.device, *, compiled: bool = False) -> LeanOps:

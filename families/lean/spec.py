@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from rooflane.families.lean.attention_config import LADDER
 from rooflane.families.lean.cost import lean_peak_bytes, lean_predict_s
-from rooflane.families.option_values import operands, true_or_false
 from rooflane.families.resources.kernel_case import ARCHITECTURES, KernelCase, TritonCase
-from rooflane.families.spec import FamilySpec, Limits
+from rooflane.families.spec import FamilySpec, Limits, operands, true_or_false
 from rooflane.shapes import Shape
 
 if TYPE_CHECKING:
@@ -40,15 +39,12 @@ class LeanSpec(FamilySpec):
     option_checks = {"operand_dtype": operands, "captured": true_or_false}
 
     def supports(self, shape: Shape, profile: Limits) -> str | None:
-        """Return None when the shape can be built for the device, else the reason."""
         return None
 
     def peak_bytes(self, shape: Shape, profile: Limits, *, captured: bool = True, **options: Any) -> int:
-        """Return the most device bytes in use during one call."""
         return lean_peak_bytes(shape, captured=captured and profile.kind == "cuda")
 
     def predict_s(self, shape: Shape, profile: Limits) -> float:
-        """Return the predicted event time of one call in seconds."""
         return lean_predict_s(shape, profile, captured=profile.kind == "cuda")
 
     def kernel_cases(self) -> Iterator[KernelCase]:

@@ -67,12 +67,10 @@ class Sm90Config(ResidentConfig):
 
     @property
     def flags(self) -> int:
-        """int32 flags of a launch, all zero between launches."""
         return 0
 
     @property
     def held_bytes(self) -> int:
-        """Device bytes a built forward holds: packed weights, scratch, flags."""
         return self.packed_bytes + (self.scratch_words + self.flags) * SINGLE
 
     @abstractmethod

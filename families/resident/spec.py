@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rooflane.families.lean.cost import weight_elements
-from rooflane.families.option_values import operands
 from rooflane.families.resident.config import LIMITS, ResidentConfig, Room
 from rooflane.families.resident.kernels.flagged_rows import FlaggedRows
 from rooflane.families.resident.kernels.layered_rows import LayeredRows
@@ -17,7 +16,7 @@ from rooflane.families.resident.kernels.sm90_warpgroups import Warpgroups
 from rooflane.families.resident.kernels.whole import Halves, Whole
 from rooflane.families.resources.kernel_case import KernelCase
 from rooflane.families.runtime.runtime_compiler import CAPABILITY
-from rooflane.families.spec import FamilySpec, Limits
+from rooflane.families.spec import FamilySpec, Limits, operands
 from rooflane.shapes import Shape
 
 if TYPE_CHECKING:
@@ -74,7 +73,6 @@ class Resident(FamilySpec):
     option_checks = {"operand_dtype": operands}
 
     def supports(self, shape: Shape, profile: Limits) -> str | None:
-        """Return None when the shape can be built for the device, else the reason."""
         if profile.kind != "cuda":
             return "needs an NVIDIA GPU; on a CPU its kernels are only interpreted, in tests"
         if profile.capability is not None and profile.capability < LEAST_CAPABILITY:
@@ -97,7 +95,6 @@ class Resident(FamilySpec):
         return weight_elements(shape) * shape.dtype_bytes + ends + held
 
     def predict_s(self, shape: Shape, profile: Limits) -> float:
-        """Return the predicted event time of one call in seconds."""
         return profile.graph_replay_s + choose(shape, _room(profile)).config.predict_s(profile)
 
     def explain(self, shape: Shape, profile: Limits) -> list[str]:

@@ -24,7 +24,6 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import singledispatch
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as package_version
 from multiprocessing import get_context
@@ -72,25 +71,15 @@ def nvrtc_version() -> str | None:
     return None if missing_compiler() else f"nvrtc {version}"
 
 
-@singledispatch
 def code_key(case: KernelCase) -> str:
     """Return the digest of a kernel's source, constants and options."""
-    raise TypeError(f"no compiler takes a {type(case).__name__}")
+    number = case.architecture.number
+    if isinstance(case, TritonCase):
+        text = f"{number} {case.num_warps} {case.num_stages} {_source(case).hash()}"
+    else:
+        from rooflane.families.runtime.cuda_kernel import OPTIONS
 
-
-@code_key.register
-def _(case: TritonCase) -> str:
-    return _digest(f"{case.architecture.number} {case.num_warps} {case.num_stages} {_source(case).hash()}")
-
-
-@code_key.register
-def _(case: CudaCase) -> str:
-    from rooflane.families.runtime.cuda_kernel import OPTIONS
-
-    return _digest(f"{case.architecture.number} {OPTIONS} {case.shared_bytes} {case.threads} {case.source}")
-
-
-def _digest(text: str) -> str:
+        text = f"{number} {OPTIONS} {case.shared_bytes} {case.threads} {case.source}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -106,17 +95,19 @@ def _source(case: TritonCase) -> Any:
     return ASTSource(function, signature, constants, aligned)
 
 
-@singledispatch
 def measure(case: KernelCase) -> Resources:
     """Compile a kernel ahead of time and return what it takes.
 
     Raises `RuntimeError` when the assembler does not report registers, which would otherwise pass for none.
     """
-    raise TypeError(f"no compiler takes a {type(case).__name__}")
+    registers, spills, shared = _measure_triton(case) if isinstance(case, TritonCase) else _measure_cuda(case)
+    return Resources(
+        registers, spills, shared, _blocks(registers, shared, case.warps, case.architecture), code_key(case)
+    )
 
 
-@measure.register
-def _(case: TritonCase) -> Resources:
+def _measure_triton(case: TritonCase) -> tuple[int, int, int]:
+    """Return registers, spilled bytes and shared bytes of a Triton kernel."""
     import triton
     from triton.backends.compiler import GPUTarget
 
@@ -130,23 +121,16 @@ def _(case: TritonCase) -> Resources:
             target=GPUTarget("cuda", number, 32),
             options={"num_warps": case.num_warps, "num_stages": case.num_stages},
         )
-    registers, spills = _assemble(compiled.asm["ptx"], number)
-    return _resources(case, registers, spills, compiled.metadata.shared)
+    return *_assemble(compiled.asm["ptx"], number), compiled.metadata.shared
 
 
-@measure.register
-def _(case: CudaCase) -> Resources:
+def _measure_cuda(case: CudaCase) -> tuple[int, int, int]:
+    """Return registers, spilled bytes and shared bytes of a CUDA C++ kernel."""
     from rooflane.families.runtime.cuda_kernel import compiler_report
 
     report = compiler_report(case.source, f"sm_{case.architecture.number}a")
-    registers, spills = _reported(report, case.architecture.number)
     own = re.search(r"(\d+) bytes smem", report)
-    return _resources(case, registers, spills, case.shared_bytes + (int(own[1]) if own else 0))
-
-
-def _resources(case: KernelCase, registers: int, spills: int, shared: int) -> Resources:
-    blocks = _blocks(registers, shared, case.warps, case.architecture)
-    return Resources(registers, spills, shared, blocks, code_key(case))
+    return *_reported(report, case.architecture.number), case.shared_bytes + (int(own[1]) if own else 0)
 
 
 def _leave_out_assembler(*arguments: Any) -> tuple[str, str] | None:

@@ -107,16 +107,34 @@ def _host_module() -> ModuleType | None:
         return None
 
 
-def _load_or_build() -> ModuleType:
-    """Return the module from the disk, built where it is not there or does not load."""
-    import torch
+def host_build_pending() -> bool:
+    """Return whether the next `host_module()` of a process will compile, which takes half a minute; loads no torch."""
+    with suppress(RuntimeError):
+        return bool(host_compiler()) and not _library(_code()).exists()
+    return False
 
-    code = files("rooflane.families.runtime").joinpath("host.cpp").read_text(encoding="utf-8")
-    text = "\n".join((torch.__version__, sys.version, *OPTIONS, code))
+
+def _code() -> str:
+    return files("rooflane.families.runtime").joinpath("host.cpp").read_text(encoding="utf-8")
+
+
+def _library(code: str) -> Path:
+    """Return where the library built from this source is kept, for this torch, Python and options."""
+    # torch/version.py holds torch's version, its commit and its CUDA; importing torch for them takes seconds.
+    torch_version = Path(find_spec("torch").origin).with_name("version.py").read_text(encoding="utf-8")
+    text = "\n".join((torch_version, sys.version, *OPTIONS, code))
     # pybind11 knows modules by name, so each text has a name of its own.
     name = f"{NAME}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-    folder = _cache_root() / name
-    library = folder / f"{name}.so"
+    return _cache_root() / name / f"{name}.so"
+
+
+def _load_or_build() -> ModuleType:
+    """Return the module from the disk, built where it is not there or does not load."""
+    import torch  # noqa: F401  (the library links against torch's, which must be loaded first)
+
+    code = _code()
+    library = _library(code)
+    name, folder = library.stem, library.parent
     # A library of another machine may need libraries that are not here: it is built again.
     with suppress(ImportError):
         return _import(name, library)

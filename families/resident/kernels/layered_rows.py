@@ -35,7 +35,6 @@ class LayeredRows(TritonConfig):
 
     @classmethod
     def try_plan(cls, shape: Shape, room: Room) -> Self | str:
-        """Return the configuration for a shape the family supports, or why there is none."""
         if shape.causal:
             return "causal: flags or whole sequences take one launch where this takes one a layer"
         if reason := too_many_rows(shape, room):
@@ -46,14 +45,12 @@ class LayeredRows(TritonConfig):
 
     @staticmethod
     def function() -> Any:
-        """Return the kernel."""
         from rooflane.families.resident.kernels.layered_rows_kernel import rows_kernel
 
         return rows_kernel
 
     @property
     def programs(self) -> int:
-        """Programs of a launch."""
         return row_blocks(self.shape)
 
     @property
@@ -73,11 +70,9 @@ class LayeredRows(TritonConfig):
         return self.shared_constants(masked) | own
 
     def sizes(self, eps: float) -> tuple[int | float, ...]:
-        """Return the kernel's arguments behind its pointers."""
         return self.shape.seq_len, eps
 
     def predict_s(self, profile: Limits) -> float:
-        """Return the predicted device seconds."""
         return (self.shape.num_layers + 1) * LAUNCH_S
 
     def binder(self, weights: dict[str, Tensor], operands: torch.dtype, eps: float, units: int) -> Bind:
