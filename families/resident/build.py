@@ -9,9 +9,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from rooflane.families.resident.config import H200, ResidentConfig, Room
+from rooflane.families.resident.config import CAPABILITY, H200, ResidentConfig, Room
 from rooflane.families.runtime.bound import bound_forward
-from rooflane.families.runtime.runtime_compiler import CAPABILITY, missing_compiler
+from rooflane.families.runtime.host import missing_compiler
 from rooflane.families.runtime.weights import PackedWeights
 
 

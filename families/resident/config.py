@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     # Binds the launch of calls like a sample `(x, mask, out)`.
     Bind = Callable[[Tensor, Tensor | None, Tensor], Launch]
 
+CAPABILITY = (9, 0)  # of the GPUs that the CUDA C++ kernels run on
 # What the family takes: a program holds a sequence's residual in registers and its heads' keys in shared memory.
 LIMITS = [("seq_len", 128), ("d_model", 128), ("head_dim", 128), ("ffn_dim", 512)]
 # Rows of a thin block: the least a tensor-core tile takes.

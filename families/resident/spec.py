@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rooflane.families.lean.cost import weight_elements
-from rooflane.families.resident.config import LIMITS, ResidentConfig, Room
+from rooflane.families.resident.config import CAPABILITY, LIMITS, ResidentConfig, Room
 from rooflane.families.resident.kernels.flagged_rows import FlaggedRows
 from rooflane.families.resident.kernels.layered_rows import LayeredRows
 from rooflane.families.resident.kernels.sm90_row_blocks import RowBlocks
@@ -15,7 +15,6 @@ from rooflane.families.resident.kernels.sm90_row_warps import RowWarps
 from rooflane.families.resident.kernels.sm90_warpgroups import Warpgroups
 from rooflane.families.resident.kernels.whole import Halves, Whole
 from rooflane.families.resources.kernel_case import KernelCase
-from rooflane.families.runtime.runtime_compiler import CAPABILITY
 from rooflane.families.spec import FamilySpec, Limits, operands
 from rooflane.shapes import Shape
 

@@ -32,7 +32,7 @@ from typing import Any
 
 from rooflane.families.registry import load_families
 from rooflane.families.resources.kernel_case import PROGRAM_BYTES, Architecture, CudaCase, KernelCase, TritonCase
-from rooflane.families.runtime.runtime_compiler import missing_compiler
+from rooflane.families.runtime.host import missing_compiler
 
 RECORD = Path(__file__).parent / "resources.json"
 # The figures of every kernel, by name and architecture, as they stand in the record.

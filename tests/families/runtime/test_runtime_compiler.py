@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rooflane.families.runtime.runtime_compiler import host_compiler, missing_compiler
+from rooflane.families.runtime.host import host_compiler, missing_compiler
 
 
 @pytest.fixture
