@@ -15,7 +15,7 @@ from rooflane.dispatch.conditions import FIELDS, Condition, corner_values, parse
 from rooflane.dispatch.rules import LintFinding, Rule, RuleTable, Severity
 from rooflane.dispatch.toml_source import complaints
 from rooflane.families import FamilySpec, registry
-from rooflane.families.option_values import option_fault
+from rooflane.families.spec import option_fault
 
 CATCH_ALL = "a row with `when = {}` as the last one"
 # Up to this many cases are tried one by one; of more, this many are drawn with a fixed seed.

@@ -12,8 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from rooflane.eval.stats.host_pace import SLOW, core_paces, slow_cores
-from rooflane.families.runtime.host import find_ninja
-from rooflane.families.runtime.runtime_compiler import host_compiler, missing_compiler, python_header
+from rooflane.families.runtime.host import find_ninja, host_compiler, missing_compiler, python_header
 
 PACKAGES = ("shapes", "baseline", "families", "dispatch", "eval")
 # What the records were made with (constraints-gpu.txt) or what the CPU set pins; another version runs, unrecorded.

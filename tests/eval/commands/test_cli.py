@@ -337,6 +337,14 @@ def test_route_is_one_line_a_shape_a_summary_and_details_on_request(rooflane, na
     assert "1 shape: 1 by chunked" in out and "rejected  " not in out
     _, out, _ = rooflane("route", "published.csv", "--profile", "h200", "--shape", "14", "--details")
     assert out.startswith("shape 14 ") and "rejected  rule fits-one-sm: " in out and "41.1 TB at the peak" in out
+    assert "kernel    " not in out, "chunked has one way to run a shape"
+    _, out, _ = rooflane("route", "published.csv", "--profile", "h200", "--shape", "7", "--details")
+    # Shape 7 has heads of 8 columns, which the ladder's first kernel does not take.
+    kernels = [line for line in out.splitlines() if line.startswith("  kernel    ")]
+    assert kernels == [
+        "  kernel    rowblocks: takes heads of 16, 32, 64 columns, not 8",
+        "  kernel    rowwarps: takes the shape",
+    ]
     status, _, err = rooflane("route", "published.csv", "--profile", "h200", "--shape", "99")
     assert status == ExitCode.USAGE and "holds no shape '99'" in err
 

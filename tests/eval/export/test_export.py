@@ -21,10 +21,10 @@ from rooflane.eval.export.collect import LIBRARIES, ExportError
 from rooflane.eval.export.write import LICENCE, export, write_export
 from rooflane.eval.submit.parse import parse_output
 from rooflane.eval.worker.candidates import build_candidate, parse_candidate, plan_candidate
-from rooflane.families.resident.choice import choose
 from rooflane.families.resident.config import H200
 from rooflane.families.resident.kernels.sm90_row_blocks import RowBlocks
 from rooflane.families.resident.kernels.sm90_warpgroups import Warpgroups
+from rooflane.families.resident.spec import choose
 from rooflane.shapes import Shape, load_shapes
 
 SMALL = Shape("small", 2, 24, 32, 2, 48, 2, True)
@@ -94,7 +94,7 @@ def test_the_file_holds_whole_sources_as_they_stand(published_module, root):
     for path, text in published_module.FILES.items():
         assert text == (root / path.removeprefix("rooflane/")).read_text(), path
     folders = {path.rpartition("/")[0] for path in published_module.FILES}
-    assert {"rooflane/families/resident", "rooflane/families/lean/attention", "rooflane/shapes"} <= folders
+    assert {"rooflane/families/resident", "rooflane/families/lean", "rooflane/shapes"} <= folders
     # A folder's C++ and CUDA files come with it.
     for folder in folders:
         files = (root / folder.removeprefix("rooflane/")).iterdir()
@@ -107,7 +107,7 @@ def test_the_file_holds_the_cuda_kernels_as_the_package_does(load, root):
     (shape,) = [shape for shape in load_shapes(root / "shapes" / "published.csv") if shape.id == "2"]
     embedded = load(exported([shape], profile="h200")).embedded
     kernels = embedded.import_module("rooflane.families.resident.kernels.sm90_warpgroups")
-    choice = embedded.import_module("rooflane.families.resident.choice")
+    choice = embedded.import_module("rooflane.families.resident.spec")
     limits = embedded.import_module("rooflane.families.resident.config").H200
     small = choose(shape, H200).config
     assert isinstance(small, RowBlocks)
@@ -201,7 +201,7 @@ def test_a_family_for_gpus_falls_back_on_a_cpu(published_module):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are interpreted where there is no GPU")
 def test_exported_kernels_are_real_sources_that_triton_can_read(published_module):
-    ours = published_module.embedded.import_module("rooflane.families.lean.attention.attention")
+    ours = published_module.embedded.import_module("rooflane.families.lean.attention")
     qkv = torch.randn(2, 20, 3 * 32).half()
     mask = torch.arange(20)[None, :] < torch.tensor([20, 13])[:, None]
     out = ours.attention(qkv, mask, ours.mask_extent(mask), 2, True).float()
