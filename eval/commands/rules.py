@@ -43,7 +43,7 @@ from rooflane.families import FamilyError, get_family, load_families
 from rooflane.shapes import Shape
 
 if TYPE_CHECKING:
-    from rooflane.eval.stats.intervals import Interval
+    from rooflane.eval.stats.estimator import Interval
 
 PUBLISHED = "published.csv"
 DEFAULT_FILE = "my_rules.toml"

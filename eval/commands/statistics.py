@@ -107,7 +107,7 @@ def price_command(
     """Price a mix of shapes: all its valid tokens over all its time, in $ per 1e9 tokens, with interval."""
     from rooflane.eval.report.report import print_table, print_text
     from rooflane.eval.report.table import Table, interval, number, price
-    from rooflane.eval.stats.mix import price_mix
+    from rooflane.eval.stats.price import price_mix
     from rooflane.eval.stats.run import open_run
 
     found = price_mix(open_run(run), candidate, _calls(mix or []), utilisation, price_per_hour)

@@ -7,8 +7,8 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from rooflane.eval.stats.estimator import Interval
 from rooflane.eval.stats.figures import Cell, Spread
-from rooflane.eval.stats.intervals import Interval
 
 NONE = "-"
 GAP = "  "

@@ -12,10 +12,9 @@ from typing import Any
 from rooflane.eval.exit_codes import EvaluationError, ExitCode
 from rooflane.eval.record.nulls import machine_of, software_of
 from rooflane.eval.record.records import EAGER
-from rooflane.eval.stats.estimator import Estimate, ShapeEstimate, estimate, welch_by_shape
+from rooflane.eval.stats.estimator import Estimate, Interval, ShapeEstimate, estimate, welch_by_shape, welch_interval
 from rooflane.eval.stats.evidence import Evidence
 from rooflane.eval.stats.figures import required
-from rooflane.eval.stats.intervals import Interval, welch_interval
 from rooflane.eval.stats.run import Run, open_run
 from rooflane.eval.stats.verdict import MARGIN, Floor, Floors, Verdict, find_floors, judge, judge_campaign
 

@@ -15,8 +15,7 @@ from typing import Any
 from rooflane.dispatch import Profile, RouteError, RuleTable, route
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.record.records import EAGER, Record
-from rooflane.eval.stats.estimator import pair_arms
-from rooflane.eval.stats.intervals import Interval, t_interval
+from rooflane.eval.stats.estimator import Interval, pair_arms, t_interval
 from rooflane.eval.stats.rounds import Rounds, rounds_of
 from rooflane.eval.stats.run import Run
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import fmean
 
-from rooflane.eval.stats.estimator import Estimate, half_width
-from rooflane.eval.stats.intervals import CONFIDENCE, Interval, t_interval
+from rooflane.eval.stats.estimator import CONFIDENCE, Estimate, Interval, half_width, t_interval
 
 # A further null exceeds the largest of k with probability 1 / (k + 1): 19 make that 5%.
 LEAST_STORED = 19

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rooflane.eval.exit_codes import EvaluationError, ExitCode
 from rooflane.eval.record.records import SUBMISSION_FILE
-from rooflane.eval.stats.intervals import Interval, t_interval
+from rooflane.eval.stats.estimator import Interval, t_interval
 from rooflane.eval.submit.parse import Figures, Outcome, largest
 from rooflane.shapes import Shape
 

@@ -9,7 +9,7 @@ import pytest
 from rooflane.eval import EvaluationError, open_run
 from rooflane.eval.stats import estimator, run, verdict
 from rooflane.eval.stats import evidence as assess_module
-from rooflane.eval.stats.contamination import Contamination
+from rooflane.eval.stats.rounds import Contamination
 from rooflane.eval.stats.verdict import Floor, Floors, Verdict
 
 SMALL = {"shapes": 5, "rounds": 8, "calls": 3}

@@ -10,7 +10,7 @@ from rooflane.eval.check.outputs import SharedBytes
 from rooflane.eval.check.verify import verify
 from rooflane.eval.record.records import Prediction, Record, RunMeta, Timing, Verification
 from rooflane.eval.record.settings import Settings
-from rooflane.eval.stats.contamination import Contamination
+from rooflane.eval.stats.rounds import Contamination
 from rooflane.eval.stats.run import create_run, open_run
 from rooflane.eval.worker.arms import Arm
 from rooflane.eval.worker.judge import Judge

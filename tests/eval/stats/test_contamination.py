@@ -2,8 +2,7 @@
 
 import pytest
 
-from rooflane.eval.stats.contamination import find_contamination
-from rooflane.eval.stats.rounds import Rounds, rounds_of
+from rooflane.eval.stats.rounds import Rounds, find_contamination, rounds_of
 from rooflane.shapes import Shape
 
 STEADY = [1000.0, 1010.0, 990.0, 1005.0, 995.0, 1000.0, 1002.0, 998.0]  # four blocks
