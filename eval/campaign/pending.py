@@ -5,12 +5,12 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 
+from rooflane.dispatch.units import size
 from rooflane.eval.campaign.arm_row import arm_kind
 from rooflane.eval.campaign.planning import foregone_candidates, infeasible, skip_reasons
 from rooflane.eval.campaign.team import ReferenceLost
 from rooflane.eval.record.records import COPY_PREFIX, EAGER, Key, Record, RunMeta
 from rooflane.eval.record.settings import Settings, ShapeTodo
-from rooflane.eval.report.tables import size
 from rooflane.shapes import Shape
 
 

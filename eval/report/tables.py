@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rooflane.dispatch.units import counted, size
 from rooflane.eval.report.detail_tables import (
     accuracy_table,
     clock_table,
@@ -14,13 +15,11 @@ from rooflane.eval.report.detail_tables import (
 from rooflane.eval.report.table import (
     NONE,
     Table,
-    counted,
     grouped,
     interval,
     number,
     percent,
     price,
-    size,
     time_columns,
     times,
 )
@@ -126,8 +125,8 @@ def oversize_table(summary: Summary) -> Table:
                     *reversed(time_columns(cell)),
                     interval(cell.speedup),
                     number(cell.use),
-                    size(cell.predicted_peak_bytes),
-                    size(cell.measured_peak_bytes),
+                    _bytes(cell.predicted_peak_bytes),
+                    _bytes(cell.measured_peak_bytes),
                     number(cell.tokens_per_s),
                     number(cell.price_per_1e9_tokens),
                 )
@@ -301,3 +300,8 @@ def _control(cell: Cell) -> str:
     if cell.speedup is None:
         return "few clean" if cell.status == "ok" else cell.status
     return f"{times(cell.speedup.centre)}x" + (GATE_MARK if cell.status == "incorrect" else "")
+
+
+def _bytes(count: int | None) -> str:
+    """Return bytes in the unit that fits, a dash where they are not known."""
+    return NONE if count is None else size(count)

@@ -54,7 +54,8 @@ def block_means(
     kept = [index for index in range(len(base)) if index // 2 not in dropped]
     if not kept:
         return None
-    return fmean(math.log(base[index]) for index in kept), fmean(math.log(arm[index]) for index in kept)
+    # Lists: fmean of a generator takes three times as long.
+    return fmean([math.log(base[index]) for index in kept]), fmean([math.log(arm[index]) for index in kept])
 
 
 def t_interval(logs: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
@@ -80,7 +81,7 @@ def welch_interval(a: Sequence[float], b: Sequence[float], confidence: float = C
 def variance(values: Sequence[float]) -> float:
     """Return the sample variance of two values or more; the standard library's exact one is 50 times slower."""
     mean = fmean(values)
-    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    return math.fsum([(value - mean) ** 2 for value in values]) / (len(values) - 1)
 
 
 def t_p_value(logs: Sequence[float]) -> float | None:
@@ -252,7 +253,7 @@ def estimate(
 def combine(logs: Mapping[str, Mapping[int, float]], processes: Sequence[int]) -> Estimate:
     """Return the estimate over given log-ratios; `processes` are those that need one on every shape."""
     per_process = {
-        process: fmean(found[process] for found in logs.values())
+        process: fmean([found[process] for found in logs.values()])
         for process in processes
         if logs and all(process in found for found in logs.values())
     }

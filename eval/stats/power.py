@@ -47,13 +47,13 @@ def power(effect: float, sd: float, processes: int, floor: float | None = None, 
         return 0.0
     if sd == 0:
         return float(effect > (floor or 0.0) * gate)
-    from scipy.stats import nct
+    from scipy.special import nctdtr
 
     t = t_quantile(CONFIDENCE, processes - 1)
     away = math.log1p(effect) - (math.log1p(floor) if gate and floor else 0.0)
     # A provisional floor is a further half-width of the same size: t standard errors.
     shift = away * math.sqrt(processes) / sd - (t if gate and floor is None else 0.0)
-    return float(nct.sf(t, processes - 1, shift))
+    return float(1 - nctdtr(processes - 1, shift, t))
 
 
 def smallest_effect(

@@ -21,6 +21,7 @@ from rooflane.eval.record.records import (
     Record,
     RunMeta,
     append_records,
+    first_problem,
     read_records,
 )
 from rooflane.eval.stats.summary import Summary, campaign_nulls, summarise
@@ -190,10 +191,9 @@ def read_run(folder: str | Path) -> Run:
     except (OSError, UnicodeDecodeError) as error:
         raise EvaluationError(f"{path}: cannot be read ({error})") from None
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
         raise EvaluationError(
-            f"{path}: not a run of this version ({where}: {first['msg']}); read it with the rooflane that wrote it"
+            f"{path}: not a run of this version ({first_problem(error, 'the file')}); read it with the rooflane that "
+            "wrote it"
         ) from None
     return Run(folder, meta)
 

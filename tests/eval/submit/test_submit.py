@@ -16,7 +16,7 @@ import pytest
 
 from rooflane.eval import cli
 from rooflane.eval.exit_codes import EvaluationError, ExitCode
-from rooflane.eval.submit import campaign, open_submission, resume_submission, submit, summarise_submission
+from rooflane.eval.submit import open_submission, resume_submission, runs, submit, summarise_submission
 from rooflane.eval.submit.launch import KEPT_BYTES
 from rooflane.eval.submit.submission import ROWS_FILE
 from rooflane.shapes import Shape
@@ -159,7 +159,7 @@ def test_an_unsupported_family_is_said_and_not_run(organiser, tmp_path):
 
 
 def test_ctrl_c_keeps_what_was_measured_and_resume_goes_on(run, monkeypatch):
-    real, calls = campaign.run_once, []
+    real, calls = runs.run_once, []
 
     def interrupt(job, limit):
         calls.append(job.shape["id"])
@@ -168,7 +168,7 @@ def test_ctrl_c_keeps_what_was_measured_and_resume_goes_on(run, monkeypatch):
         return real(job, limit)
 
     with monkeypatch.context() as patch:
-        patch.setattr(campaign, "run_once", interrupt)
+        patch.setattr(runs, "run_once", interrupt)
         submission = run(shapes=[SHAPE, OTHER])
     assert submission.interrupted and [row.shape for row in submission.rows()] == ["a"]
     assert f"--resume {submission.folder}" in submission.resume_hint()
@@ -195,7 +195,7 @@ def test_resume_refuses_another_script_or_candidate(run, tmp_path, which):
 @pytest.mark.slow
 def test_memory_that_runs_out_as_predicted_is_no_failure(root, tmp_path, monkeypatch):
     # The real allocation of the published shape 14, in a process that may take 6 GB: 13 GB of input cannot be made.
-    monkeypatch.setattr(campaign, "available_memory_bytes", lambda: 6_000_000_000)
+    monkeypatch.setattr(runs, "available_memory_bytes", lambda: 6_000_000_000)
     path = tmp_path / "plain.py"
     path.write_text("def build(model, shape, device):\n    return model\n")
     organiser = root / "tests" / "standin" / "benchmark.py"
@@ -241,7 +241,7 @@ def test_the_command_prints_a_table_a_note_and_its_folder(rooflane, organiser, m
         "submit", "s.csv", "--organiser", organiser(), "--candidate", mine, "--device", "cpu", "--processes", "2"
     )
     assert status == 0, err
-    assert "2x (2-2)" in out and "geometric mean 2x [2, 2] over 1 shapes, 2 processes" in out
+    assert "2x (2-2)" in out and "geometric mean 2x [2, 2] over 1 shape, 2 processes" in out
     assert "is not a file this version knows" in err and "[2/2] process 2  shape a  passed: 0.4 ms, 2x" in err
     status, out, err = rooflane("submit", "--resume", next((tmp_path / "runs").iterdir()), "--json")
     document = json.loads(out)
