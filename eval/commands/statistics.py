@@ -73,8 +73,8 @@ def plan_command(
     print_table(Table(f"to see {wanted:.2%}", columns, tuple(rows), 1), screen)
     for place, found in plans:
         if not found.enough:
-            said = f"{place}: {max_processes} processes do not see {found.see:.2%}; they see {found.smallest:.2%}."
-            print_text(said, screen)
+            text = f"{place}: {max_processes} processes do not see {found.see:.2%}; they see {found.smallest:.2%}."
+            print_text(text, screen)
     clear = f"{known:.2%}" if known else "this run's own null half-width, until 19 nulls are stored"
     print_text(
         f"The interval must clear the noise floor: {clear}. Fix the number of processes before the run. "

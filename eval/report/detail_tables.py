@@ -172,7 +172,7 @@ def prediction_table(summary: Summary) -> Table:
                 ratio(cell.event_ms.centre if cell.event_ms else None, cell.predicted_ms),
             )
         )
-    counts = ", ".join(f"{count} {said} measured as {was}" for (said, was), count in sorted(hits.items()))
+    counts = ", ".join(f"{count} {regime} measured as {found}" for (regime, found), count in sorted(hits.items()))
     return Table(
         title="Prediction against measurement (ms)",
         columns=(
@@ -212,15 +212,15 @@ def finding_table(summary: Summary) -> Table:
     rows = []
     for row in summary.rows:
         for cell in row.cells.values():
-            said = list(cell.findings)
+            texts = list(cell.findings)
             if cell.contract and cell.event_ms:
-                said.append(f"declared: {cell.contract}")
-            said += cell.notes
+                texts.append(f"declared: {cell.contract}")
+            texts += cell.notes
             if cell.hidden_ms:
-                said.append(f"neither device clock nor host clock sees {number(cell.hidden_ms)} ms of a call")
+                texts.append(f"neither device clock nor host clock sees {number(cell.hidden_ms)} ms of a call")
             if cell.kind not in JUDGED_KINDS and cell.status not in ("ok", "skipped", "unsupported"):
-                said.append(f"{cell.status}: {cell.reason}")
-            rows += [(row.shape.id, cell.arm, text) for text in said]
+                texts.append(f"{cell.status}: {cell.reason}")
+            rows += [(row.shape.id, cell.arm, text) for text in texts]
     return Table("Findings", ("shape", "arm", "finding"), grouped(rows), 3, prose=True)
 
 

@@ -200,12 +200,12 @@ def environment_line(summary: Summary) -> str:
 def conditions(summary: Summary) -> list[str]:
     """Return what a reader must know about the campaign as a whole: dropped blocks, slow host, clock tick, overhead."""
     lines = []
-    if said := summary.contamination.describe():
-        lines.append(said)
-    if summary.host and (said := summary.host.describe()):
-        lines.append(said)
-    if said := _window(summary):
-        lines.append(said)
+    if text := summary.contamination.describe():
+        lines.append(text)
+    if summary.host and (text := summary.host.describe()):
+        lines.append(text)
+    if text := _window(summary):
+        lines.append(text)
     if summary.meta.overhead_share is not None:
         share = percent(summary.meta.overhead_share)
         lines.append(f"{share} of the run's time was neither warm-up, measurement nor verification{_spent(summary)}")
@@ -231,11 +231,11 @@ def _window(summary: Summary) -> str:
         return ""
     shortest, shape = min(calls)
     share = summary.tick_ns / (shortest * 1e6)
-    said = (
+    text = (
         f"one call between two events (k = 1), whose clock ticks every {summary.tick_ns / 1e3:g} us: "
         f"{share:.2%} of the shortest call (shape {shape})"
     )
-    return said if share <= COARSE_TICK else f"{said}, too coarse for a ratio nearer than that"
+    return text if share <= COARSE_TICK else f"{text}, too coarse for a ratio nearer than that"
 
 
 def verdict_word(verdict: str) -> str:

@@ -76,7 +76,7 @@ def make_cell(measured: Measured, shape: str, name: str) -> Cell:
 def judged(cell: Cell, measured: Measured, shape: str, found: Estimate, floors: Floors, claims: bool) -> Cell:
     """Return a candidate's cell with what depends on all shapes: Holm's correction, floor and verdict.
 
-    `claims` says whether the campaign may claim a verdict at all.
+    `claims` is false for a campaign that may claim no verdict.
     """
     one = found.shapes.get(shape)
     if one is None:

@@ -152,8 +152,8 @@ def rank(measured: Measured, shapes: Sequence[ShapeRow]) -> tuple[Place, ...]:
         if not counted:
             unranked.append(Place(name, None, why="no shape was timed in every process"))
         elif failed or partly:
-            said = "not right" if failed else "not timed in every process"
-            unranked.append(Place(name, None, why=f"{said} on shape {', '.join(failed or partly)}"))
+            problem = "not right" if failed else "not timed in every process"
+            unranked.append(Place(name, None, why=f"{problem} on shape {', '.join(failed or partly)}"))
         else:
             complete.append(name)
 

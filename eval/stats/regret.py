@@ -1,7 +1,7 @@
-"""Dispatch regret: what a rule table's choice costs against the best family measured, without the winner's curse.
+"""Dispatch regret: how much slower a rule table's choice is than the best family measured.
 
-The fastest of several equal families looks faster than it is, by the noise that made it the fastest. So the best is
-chosen for each process on the other processes alone, and judged on the one it was not chosen on.
+Noise makes one of several equal families look fastest, and its time too short (the winner's curse). So the best family
+of a process is chosen on the other processes, and its time is taken from that process.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ LEAST_PROCESSES = 2
 class ShapeRegret:
     """One shape: the arm the table chooses, the best one, and how many times longer the choice takes.
 
-    `apparent` is the same ratio with the best chosen on the very figures it is judged by; `best` is the arm chosen
-    in most processes.
+    `apparent` is the same ratio with the best arm chosen on the figures that judge it. `best` is the arm chosen in
+    most processes.
     """
 
     shape: str
@@ -43,11 +43,11 @@ class ShapeRegret:
 
 @dataclass(frozen=True)
 class Regret:
-    """A table against an oracle over the shapes of a run; ratios are times, above 1 the table loses.
+    """A table compared with an oracle over the shapes of a run. Each ratio is a time over another; above 1 is slower.
 
-    `table` is the choice over the oracle; `best_single` the best one family for all shapes, chosen as the oracle is,
-    over the oracle, and `single_over_table` that family over the table. `left_out` holds the reason for each shape that
-    is not counted.
+    `table` is the table's choice over the oracle. `best_single` is the best one family for all shapes over the oracle;
+    it is chosen as the oracle is. `single_over_table` is that family over the table. `left_out` holds the reason for
+    each shape that is not counted.
     """
 
     run: str
@@ -66,7 +66,7 @@ class Regret:
 
 
 def regret(run: Run, table: RuleTable) -> Regret:
-    """Return what the table's choices cost on the shapes of a run of several families.
+    """Return how much slower the table's choices are than the best family, on the shapes of a run.
 
     A shape counts when the family and options the table chooses are an arm of the run, with a right output and a time
     in every process, beside at least one other. Raises `EvaluationError` for a run of one process or without such a

@@ -173,7 +173,6 @@ LEAST_SHARE = 0.02
 CHOSEN_CLOCKS = {"ApplicationsClocksSetting", "DisplayClockSetting", "GpuIdle", "None", "SyncBoost"}
 # The board's power limit: what heavy work meets by itself, unlike heat or a slowdown from outside.
 POWER_CAP = {"SwPowerCap"}
-POWER_LIMIT = "the power limit"
 
 
 @dataclass(frozen=True)
@@ -208,11 +207,8 @@ class Contamination:
         return f"{self.count} of {self.total} blocks dropped for every arm ({why}{several}){left}"
 
 
-def find_contamination(rounds: Rounds, *, power_limit: bool = True) -> Contamination:
-    """Return the disturbed blocks; a campaign without anchor, no-op and telemetry has none.
-
-    `power_limit` counts blocks that met the board's power limit among them.
-    """
+def find_contamination(rounds: Rounds) -> Contamination:
+    """Return the disturbed blocks; a campaign without anchor, no-op and telemetry has none."""
     places = rounds.places()
     found: dict[Place, set[int]] = {}
     reasons: Counter[str] = Counter()
@@ -228,8 +224,7 @@ def find_contamination(rounds: Rounds, *, power_limit: bool = True) -> Contamina
     for place in places:
         for block, state in enumerate(rounds.telemetry.get(place, ())):
             for reason in _states(state, clock):
-                if power_limit or reason != POWER_LIMIT:
-                    drop(place, block, reason)
+                drop(place, block, reason)
     total = sum(len(rounds.of(shape, EAGER)[process]) // 2 for shape, process in places)
     return Contamination({place: frozenset(blocks) for place, blocks in found.items()}, total, dict(reasons))
 
@@ -276,7 +271,7 @@ def _states(state: Mapping[str, Any], clock: float | None) -> list[str]:
     """Return the reasons in a block's telemetry to drop the block."""
     throttle = state.get("throttle") or ()
     forced = set(throttle) - CHOSEN_CLOCKS if isinstance(throttle, (list, tuple)) else throttle
-    found = [POWER_LIMIT if forced == POWER_CAP else "throttling"] if forced else []
+    found = ["the power limit" if forced == POWER_CAP else "throttling"] if forced else []
     if clock and state.get("sm_mhz") and state["sm_mhz"] < LEAST_CLOCK * clock:
         found.append("a slow clock")
     if state.get("other_processes"):

@@ -13,12 +13,9 @@ from rooflane.eval.stats.cells import judged, make_cell
 from rooflane.eval.stats.evidence import Assessment, Evidence, Measured
 from rooflane.eval.stats.figures import (
     LAUNCH_SHARE,
-    NULL,
     REFERENCE,
     Cell,
-    Headline,
     ShapeRow,
-    Spread,
     Summary,
     accuracy_lines,
 )
@@ -27,19 +24,6 @@ from rooflane.eval.stats.host_pace import host_pace
 from rooflane.eval.stats.rounds import clock_tick_ns
 from rooflane.eval.stats.verdict import LEAST_PROCESSES, Verdict
 from rooflane.shapes import Shape
-
-__all__ = [
-    "LAUNCH_SHARE",
-    "NULL",
-    "REFERENCE",
-    "Cell",
-    "Headline",
-    "ShapeRow",
-    "Spread",
-    "Summary",
-    "campaign_nulls",
-    "summarise",
-]
 
 
 def summarise(meta: RunMeta, records: Iterable[Record], stored: Sequence[NullResult] = ()) -> Summary:

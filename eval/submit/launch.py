@@ -98,9 +98,9 @@ def run_once(job: SubmitJob, time_limit_s: float) -> End:
         # The worker ends itself when this pipe closes, so it must stay open until the worker has ended.
         with suppress(BrokenPipeError):
             process.stdin.close()
-    out, err, said = readers
+    out, err, reported = readers
     try:
-        environment = json.loads(said.text())
+        environment = json.loads(reported.text())
     except ValueError:
         environment = {}
     return End(status, out.text(), err.text(), monotonic() - start, out.cut or err.cut, environment)

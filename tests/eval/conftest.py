@@ -151,8 +151,9 @@ def recorded_runs(root):
     folder, found = root / "briefs" / "records", {}
     for path in sorted(folder.rglob("run.json")):
         run = open_run(path.parent)
-        records, summary = run.records(), run.summary()
-        run.records, run.summary = (lambda kept=records: kept), (lambda kept=summary: kept)
+        run.records = lambda kept=run.records(): kept
+        run.summary = lambda kept=run.summary(): kept
+        records = run.records()
         if records:
             found[str(path.parent.relative_to(folder))] = run
     return found

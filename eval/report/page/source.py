@@ -11,8 +11,8 @@ from pathlib import Path
 from rooflane.dispatch import Profile
 from rooflane.eval.record.records import EAGER, RECORDS_FILE, RUN_FILE, Record
 from rooflane.eval.report import tables
+from rooflane.eval.stats.figures import REFERENCE, Cell, Headline, ShapeRow, Spread, Summary
 from rooflane.eval.stats.run import Run
-from rooflane.eval.stats.summary import REFERENCE, Cell, Headline, ShapeRow, Spread, Summary
 
 number, size, NONE = tables.number, tables.size, tables.NONE
 CONTROL_TITLES = {**tables.CONTROL_TITLES, REFERENCE: "chunked reference"}

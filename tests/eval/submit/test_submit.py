@@ -98,7 +98,7 @@ ENDS = [
     ("os.kill(os.getpid(), signal.SIGKILL)", "error", "SIGKILL", 22),
     ("print(text.replace('2.000x', '3.000x')); return 0", "unreadable", "is not the baseline's", 22),
     ("return 0", "unreadable", "configuration is missing", 22),
-    (FAIL + ".split('=== Perf')[0]); return 0", "unreadable", "no performance section|says the opposite", 22),
+    (FAIL + ".split('=== Perf')[0]); return 0", "unreadable", "no performance section|contradicts it", 22),
     ("print('x' * 1_000_000); print(text); return 0", "unreadable", "far more was printed", 22),
 ]  # fmt: skip
 
@@ -152,7 +152,7 @@ def test_a_script_that_changes_during_the_run_is_refused_and_its_row_not_kept(ru
     assert open_submission(folder).rows() == []
 
 
-def test_an_unsupported_family_is_said_and_not_run(organiser, tmp_path):
+def test_an_unsupported_family_is_reported_and_not_run(organiser, tmp_path):
     submission = submit(organiser(), [SHAPE], "gemm_fp16", device="cpu", runs_dir=tmp_path / "runs")
     (row,) = submission.rows()
     assert row.outcome == "unsupported" and "CPU" in row.reason and row.wall_s == 0
