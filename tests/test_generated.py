@@ -17,8 +17,7 @@ from scipy.stats import t
 from rooflane.dispatch import load_profile
 from rooflane.eval import compare, open_run, render_readme_table, update_between_markers
 from rooflane.eval.report.tables import oversize_table
-from rooflane.eval.stats.contamination import find_contamination
-from rooflane.eval.stats.rounds import rounds_of
+from rooflane.eval.stats.rounds import find_contamination, rounds_of
 from rooflane.eval.submit import open_submission, summarise_submission
 from rooflane.families import get_family
 from rooflane.shapes import load_shapes

@@ -5,12 +5,12 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 
+from rooflane.dispatch.units import size
 from rooflane.eval.campaign.planning import infeasible, skip_reasons, skipped_candidates
 from rooflane.eval.campaign.team import ReferenceLost
 from rooflane.eval.record.arm_id import EAGER_ARM, parse_arm
 from rooflane.eval.record.records import ANCHOR, EAGER, NOOP, Key, Record, RunMeta
 from rooflane.eval.record.settings import Settings, ShapeTodo
-from rooflane.eval.report.tables import size
 from rooflane.shapes import Shape
 
 

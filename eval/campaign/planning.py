@@ -8,10 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from rooflane.dispatch import Profile, ProfileError, classify, load_profile
+from rooflane.dispatch.units import size
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.record.records import ANCHOR, COMPILED_PREFIX, INFEASIBLE, NOOP, Prediction, RunMeta
 from rooflane.eval.record.settings import Settings
-from rooflane.eval.report.tables import size
 from rooflane.eval.worker.candidates import Candidate, plan_candidate
 from rooflane.families import get_family
 from rooflane.shapes import Shape

@@ -116,16 +116,3 @@ def find_shapes(name: str, only: Sequence[str] = ()) -> list[Shape]:
         ids = ", ".join(shape.id for shape in shapes)
         raise ShapeError(f"{path}: holds no shape {', '.join(map(repr, unknown))}; its ids are: {ids}")
     return [shape for shape in shapes if not only or shape.id in only]
-
-
-def counted(count: int, noun: str) -> str:
-    """Return a number with its noun, such as `1 shape` or `2 shapes`."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-def rough_duration(seconds: float) -> str:
-    """Return seconds as a person says them: 45 s, 4 min, 2 h 05 min."""
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"

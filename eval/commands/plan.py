@@ -10,14 +10,13 @@ from typing import Annotated
 import typer
 
 from rooflane.dispatch import Profile, Route, RouteError, classify, load_rules, refusal, route
-from rooflane.dispatch.units import duration, size
+from rooflane.dispatch.units import counted, duration, size
 from rooflane.eval.commands.output import (
     AsJson,
     ProfileName,
     RulesFile,
     ShapeFile,
     console,
-    counted,
     find_profile,
     find_shapes,
     print_json,

@@ -26,13 +26,13 @@ from rooflane.dispatch.conditions import FIELDS, facts
 from rooflane.dispatch.rule_files import find_user_table
 from rooflane.dispatch.rule_text import insert_row, parse_options, parse_when
 from rooflane.dispatch.rules import SHIPPED_RULES
+from rooflane.dispatch.units import counted
 from rooflane.eval.commands.group import Group
 from rooflane.eval.commands.output import (
     AsJson,
     ProfileName,
     RulesFile,
     console,
-    counted,
     find_profile,
     find_shapes,
     print_json,
@@ -43,7 +43,7 @@ from rooflane.families import FamilyError, get_family, load_families
 from rooflane.shapes import Shape
 
 if TYPE_CHECKING:
-    from rooflane.eval.stats.intervals import Interval
+    from rooflane.eval.stats.estimator import Interval
 
 PUBLISHED = "published.csv"
 DEFAULT_FILE = "my_rules.toml"

@@ -9,9 +9,8 @@ from functools import cached_property
 from rooflane.dispatch import Profile
 from rooflane.eval.record.records import EAGER, RunMeta, TruthCheck
 from rooflane.eval.report.tables import CONTROL_TITLES
-from rooflane.eval.stats.figures import Cell, ShapeRow, Summary
+from rooflane.eval.stats.figures import REFERENCE, Cell, ShapeRow, Summary
 from rooflane.eval.stats.run import Run
-from rooflane.eval.stats.summary import REFERENCE
 
 ARM_TITLES = {**CONTROL_TITLES, REFERENCE: "chunked reference"}
 

@@ -18,7 +18,7 @@ from rooflane.eval.commands import output
 from rooflane.eval.commands.group import Group
 from rooflane.eval.exit_codes import ExitCode
 from rooflane.eval.record.settings import Settings
-from rooflane.eval.submit import campaign as submit_campaign
+from rooflane.eval.submit import runs as submit_runs
 
 HEADER = "id,batch_size,seq_len,d_model,num_heads,ffn_dim,num_layers,causal"
 WITHOUT_TORCH = """
@@ -361,7 +361,7 @@ def test_every_command_routes_by_the_kept_profile_and_says_so(rooflane, tmp_path
     _, out, _ = rooflane("route", "published.csv", "--shape", "2", "--json")
     assert json.loads(out)[0]["profile"] == "measured-here"
     # What eval, submit and export plan with.
-    assert planning.profile_for(Settings(), "cpu").name == submit_campaign._profile("auto", "cpu").name
+    assert planning.profile_for(Settings(), "cpu").name == submit_runs._profile("auto", "cpu").name
     assert planning.profile_for(Settings(), "cpu").name == "measured-here"
 
 

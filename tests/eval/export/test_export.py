@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from itertools import product
 
 import pytest
 import torch
@@ -164,22 +165,21 @@ def test_one_request_gives_one_text():
 
 
 @pytest.mark.parametrize("family", ["sdpa_flash", "chunked"])
-@pytest.mark.parametrize("shape", [SMALL, FULL], ids=lambda shape: shape.id)
-@pytest.mark.parametrize("padding", [0.0, 0.5])
-def test_the_class_gives_what_the_family_gives(load, family, shape, padding):
+def test_the_class_gives_what_the_family_gives(load, family):
     rules, profile, candidate = load_rules(), load_profile("cpu"), parse_candidate(family)
-    plan = plan_candidate(candidate, shape, profile, rules)
-    module = load(export([shape], candidate, profile, rules))
-    baseline = build_baseline(shape, "cpu", 3)
-    model = module.UserOptimizedTransformer(config_of(shape))
-    copy_model_weights(baseline, model)
-    model.to(torch.float32).eval()
-    x, mask = generate_random_case(config_of(shape), "cpu", torch.float32, 5, padding)
-    forward, _ = build_candidate(candidate, plan, baseline, shape, torch.device("cpu"))
-    with torch.inference_mode():
-        out = model(x, mask)
-        assert torch.equal(out, forward(x, mask))
-        assert not torch.equal(out, baseline(x, mask)), "the fallback ran"
+    module = load(export([SMALL, FULL], candidate, profile, rules))
+    for shape, padding in product([SMALL, FULL], [0.0, 0.5]):
+        plan = plan_candidate(candidate, shape, profile, rules)
+        baseline = build_baseline(shape, "cpu", 3)
+        model = module.UserOptimizedTransformer(config_of(shape))
+        copy_model_weights(baseline, model)
+        model.to(torch.float32).eval()
+        x, mask = generate_random_case(config_of(shape), "cpu", torch.float32, 5, padding)
+        forward, _ = build_candidate(candidate, plan, baseline, shape, torch.device("cpu"))
+        with torch.inference_mode():
+            out = model(x, mask)
+            assert torch.equal(out, forward(x, mask)), (shape.id, padding)
+            assert not torch.equal(out, baseline(x, mask)), f"the fallback ran: {shape.id}, {padding}"
 
 
 def test_other_shapes_run_as_plain_torch(load):
