@@ -13,9 +13,8 @@ from torch.func import functional_call
 
 from rooflane.baseline import BaselineTransformer, TransformerConfig
 from rooflane.dispatch.adapters.checks import check_activation, check_eps, check_eval, check_hooks, check_same_forward
-from rooflane.dispatch.adapters.mapping import BlockMapping, Call, WeightsAt
+from rooflane.dispatch.adapters.mapping import BlockMapping, Call, OptimizeError, Sizes, WeightsAt
 from rooflane.dispatch.dispatched import Dispatched
-from rooflane.dispatch.request import OptimizeError, Sizes
 
 # Largest difference allowed when a mapping is tried in float64, in units of what the module adds to x: a softmax that
 # the module takes in float32 passes; the tanh form of GELU, at about 1e-4, does not.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rooflane.dispatch.request import OptimizeError
+from rooflane.dispatch.adapters.mapping import OptimizeError
 
 # Largest difference from the exact GELU on [-6, 6] in float32; the tanh form differs by 4.7e-4.
 GELU_TOLERANCE = 1e-5

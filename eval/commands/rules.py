@@ -22,13 +22,11 @@ from rooflane.dispatch import (
     route,
     show_condition,
 )
-from rooflane.dispatch.conditions import FIELDS, facts
-from rooflane.dispatch.rule_files import find_user_table
-from rooflane.dispatch.rule_text import insert_row, parse_options, parse_when
-from rooflane.dispatch.rules import SHIPPED_RULES
-from rooflane.eval.commands.group import Group
+from rooflane.dispatch.rule_files import find_user_table, insert_row, parse_options, parse_when
+from rooflane.dispatch.rules import FIELDS, SHIPPED_RULES, facts
 from rooflane.eval.commands.output import (
     AsJson,
+    Group,
     ProfileName,
     RulesFile,
     console,
@@ -104,7 +102,7 @@ def check_command(
     table = load_rules(rules, strict=False)
     findings = lint(table)
     if as_json:
-        print_json([vars(finding) for finding in findings])
+        print_json([finding.as_dict() for finding in findings])
     else:
         for finding in findings:
             print(f"{finding.severity}: {finding}")

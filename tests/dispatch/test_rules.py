@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rooflane.dispatch import REGIMES, RuleError, lint, load_rules
-from rooflane.dispatch.conditions import FIELDS
 from rooflane.dispatch.lint import MOST_CASES, acts
-from rooflane.dispatch.rules import Rule
+from rooflane.dispatch.rules import FIELDS, Rule
 
 
 def row(name, when="{}", family="one", extra=""):

@@ -15,7 +15,7 @@ from rooflane.dispatch import keep_profile, load_profile, load_rules
 from rooflane.eval import cli
 from rooflane.eval.campaign import planning
 from rooflane.eval.commands import output
-from rooflane.eval.commands.group import Group
+from rooflane.eval.commands.output import Group
 from rooflane.eval.exit_codes import ExitCode
 from rooflane.eval.record.settings import Settings
 from rooflane.eval.submit import campaign as submit_campaign
