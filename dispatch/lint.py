@@ -36,7 +36,7 @@ def lint(table: RuleTable, warnings: bool = True) -> list[LintFinding]:
     Errors: malformed, duplicate-name, unknown-family, unknown-option, bad-option, missing-catch-all. Warnings:
     impossible (the conditions contradict each other), unreachable (after a row that matches everything), shadowed
     (earlier rows match wherever this one does, so it acts only where their families refuse), overlap (two rows share
-    cases by accident), hides-ours (the user's rows match everything). Each file's rows are compared with rows of the
+    cases by accident), hides-shipped (the user's rows match everything). Each file's rows are compared with rows of the
     same file: the user's rows are meant to act before the shipped ones.
 
     Rows are compared on cases built from the values they state, the neighbours of these values and the ends of each
@@ -275,14 +275,14 @@ def _hidden_shipped(table: RuleTable) -> Iterator[LintFinding]:
                 f"rule {table.rules[index].name!r} leaves no shape to the {len(table.rules) - last} shipped rules "
                 "after it: they act only where its family refuses; write `replace = true` at the top if that is meant"
             )
-            yield LintFinding("hides-ours", table.rules[index].name, table.where(index), message)
+            yield LintFinding("hides-shipped", table.rules[index].name, table.where(index), message)
             return
 
 
 def _position(finding: LintFinding, table: RuleTable) -> tuple[bool, int, bool]:
     """Return where a finding belongs in the list: the user's file first, by line, the end's last."""
     file, _, line = finding.where.rpartition(":")
-    return file != str(table.path), int(line), finding.kind in ("missing-catch-all", "hides-ours")
+    return file != str(table.path), int(line), finding.kind in ("missing-catch-all", "hides-shipped")
 
 
 def _closest(name: str, known: Iterable[str]) -> str | None:

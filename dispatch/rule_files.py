@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from rooflane.dispatch.lint import lint, read_row
-from rooflane.dispatch.rules import FIELDS, SHIPPED, SHIPPED_RULES, RuleError, RuleTable, row_text
+from rooflane.dispatch.rules import FIELDS, SHIPPED, SHIPPED_RULES, SIGNS, RuleError, RuleTable, row_text
 from rooflane.dispatch.toml_source import header_lines, key_line, parse_toml, read_text
 
 VARIABLE = "ROOFLANE_RULES"
 PROJECT_FILE = "pyproject.toml"
 SECTION = "tool.rooflane"
 COMPARISON = re.compile(r"\s*(\w+)\s*(<=|>=|!=|==|=|<|>)\s*(.*?)\s*")
-OPS = {"<": "lt", "<=": "le", ">": "gt", ">=": "ge", "!=": "ne"}
+OPS = {sign: name for name, sign in SIGNS.items() if sign != "="}
 HEADER = """\
 # Rules of your own, tried from the top, before the shipped ones (`rooflane rules list` shows all of them).
 # A row with the name of a shipped one takes that one out of use; `replace = true` as the first line takes out all.

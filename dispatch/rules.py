@@ -28,9 +28,10 @@ from rooflane.shapes import DTYPE_BYTES, SIZE_FIELDS, Shape
 SHIPPED_RULES = Path(__file__).parent / "rules.toml"
 SHIPPED = "shipped"
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-WARNINGS = ("impossible", "unreachable", "shadowed", "overlap", "hides-ours")
+WARNINGS = ("impossible", "unreachable", "shadowed", "overlap", "hides-shipped")
 ORDER_OPS = ("lt", "le", "gt", "ge")
 EQUALITY_OPS = ("eq", "ne")
+SIGNS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "=", "ne": "!="}
 OPS = {name: getattr(operator, name) for name in (*ORDER_OPS, *EQUALITY_OPS)}
 # Stands for every text that no condition names.
 OTHER_TEXT = "(another)"
@@ -323,6 +324,5 @@ def show_value(value: Any) -> str:
 def show_condition(raw: Any) -> str:
     """Return a condition in words."""
     if isinstance(raw, dict):
-        signs = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "=", "ne": "!="}
-        return " and ".join(f"{signs[op]} {show_value(value)}" for op, value in raw.items())
+        return " and ".join(f"{SIGNS[op]} {show_value(value)}" for op, value in raw.items())
     return " or ".join(map(show_value, raw)) if isinstance(raw, list) else show_value(raw)

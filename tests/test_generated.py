@@ -154,7 +154,7 @@ def test_the_briefs_ratios_are_those_of_compare(root, campaigns):
     assert len(gains) == 11 and f"by {min(gains):.3g}x to {max(gains):.3g}x, paired by process" in page
     across = {pair.shape: pair for pair in compare(f"{first}::dispatched", f"{second}::dispatched").pairs}
     apart = [shape for shape, pair in across.items() if not pair.ratio.low <= 1.003 or not pair.ratio.high >= 0.997]
-    assert len(across) == 13 and not apart, "every ratio holds 1 or lies within 0.3 % of it"
+    assert len(across) == 13 and not apart, "every ratio includes 1 or lies within 0.3 % of it"
     assert "differs on no shape" in page
 
 

@@ -39,7 +39,7 @@ def check_eval(model: nn.Module) -> None:
 
 
 def drops(module: nn.Module) -> bool:
-    """Tell whether a module drops values while it trains."""
+    """Return whether a module drops values while it trains."""
     chance = module.p if isinstance(module, nn.modules.dropout._DropoutNd) else getattr(module, "dropout", 0)
     return isinstance(chance, (int, float)) and chance > 0
 

@@ -171,7 +171,7 @@ def _valid_keys(mask: Tensor, x: Tensor) -> Tensor:
 
 
 def _is_causal(block: nn.Module) -> bool:
-    """Tell whether the block, called without a mask, is causal: eager attention without a `bias` buffer is not."""
+    """Return whether the block is causal when called without a mask: eager attention without a `bias` buffer is not."""
     return _implementation(block) != "eager" or hasattr(block.attn, "bias")
 
 

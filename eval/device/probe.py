@@ -17,7 +17,7 @@ import torch
 
 from rooflane.baseline import build_baseline, config_of, generate_random_case, reference_numerics
 from rooflane.dispatch import Profile, ProfileError, keep_profile, kept_path, load_profile, match_profile
-from rooflane.dispatch.device import AUTO, CPU, host_memory_bytes
+from rooflane.dispatch.device import AUTO, CPU, host_memory_bytes, processor_name
 from rooflane.dispatch.ledger import ledger
 from rooflane.dispatch.profile import SI, Figure
 from rooflane.eval.worker.clock import make_clock
@@ -191,7 +191,7 @@ def eager_dispatch_s(device: torch.device) -> tuple[float, str]:
 
 
 def doubt(windows: Sequence[tuple[float, float]]) -> str:
-    """Return why the quickest of some windows may not be the host's own pace, "" where nothing speaks against it.
+    """Return why the quickest window may not show the host's own pace, "" where there is no reason.
 
     A window is the median seconds of a call and the share of its time in which this thread ran.
     """
@@ -268,7 +268,7 @@ def special_per_s(device: torch.device) -> float:
 def graph_times(device: torch.device) -> tuple[float, float]:
     """Return (event seconds of replaying a one-kernel CUDA graph, seconds each further node adds).
 
-    The first is the organiser's clock: an event pair round each replay, no synchronisation between them. The second
+    The first is the organiser's clock: an event pair around each replay, no synchronisation between them. The second
     comes from back-to-back replays of two graphs, so that the host's pace cancels.
     """
     value = torch.zeros(1, device=device)
@@ -350,12 +350,7 @@ def device_name(device: torch.device) -> str:
     """Return the name of the GPU, or of this host's processor."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else 'CPU'}, {torch.get_num_threads()} threads"
+    return f"{processor_name()}, {torch.get_num_threads()} threads"
 
 
 def rounded(value: float, digits: int = 3) -> float:

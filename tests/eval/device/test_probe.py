@@ -63,15 +63,15 @@ def test_a_dispatch_cost_in_doubt_is_not_called_measured(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("windows", "said"),
+    ("windows", "reason"),
     [
         ([(2.0, 0.99), (1.0, 0.99), (1.05, 0.5)], ""),
         ([(2.0, 0.99), (1.0, 0.99), (1.5, 0.99)], "its two quickest readings lie 50% apart"),
         ([(1.0, 0.6), (1.0, 0.6), (1.5, 0.99)], "other work took 40% of the host's time"),
     ],
 )
-def test_the_quickest_window_must_be_confirmed_and_undisturbed(windows, said: str):
-    assert probe.doubt(windows) == said
+def test_the_quickest_window_must_be_confirmed_and_undisturbed(windows, reason: str):
+    assert probe.doubt(windows) == reason
 
 
 def test_windows_go_on_until_the_quickest_is_confirmed(monkeypatch: pytest.MonkeyPatch):
@@ -82,8 +82,8 @@ def test_windows_go_on_until_the_quickest_is_confirmed(monkeypatch: pytest.Monke
         return "" if len(windows) == 6 else "not yet"
 
     monkeypatch.setattr(probe, "doubt", doubt)
-    seconds, said = probe.eager_dispatch_s(CPU)
-    assert asked == [4, 5, 6, 6] and said == ""
+    seconds, reason = probe.eager_dispatch_s(CPU)
+    assert asked == [4, 5, 6, 6] and reason == ""
     assert 1e-7 < seconds < 1e-1
 
 
