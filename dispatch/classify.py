@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rooflane.dispatch.ledger import Op, ledger, peak_bytes
-from rooflane.dispatch.profile import Profile
-from rooflane.dispatch.units import duration, size
+from rooflane.dispatch.profile import Profile, duration, size
 from rooflane.shapes import Shape
 
 REGIMES = ("infeasible", "launch", "bandwidth", "compute")

@@ -1,4 +1,4 @@
-"""Device profiles: a device's limits, each figure with its mark and its source."""
+"""Device profiles: a device's limits, each figure with its mark and source; and times and sizes as text."""
 
 from __future__ import annotations
 
@@ -145,3 +145,24 @@ def read_profile(path: Path) -> Profile:
         raise ProfileError(
             f"{path}:{lines[0] if lines else 1}: {where}: {sentence}; devices/h200.toml shows a whole profile"
         ) from None
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as text, such as `0.85 us`, `12.3 ms`, `135 s` or `2 h`."""
+    if seconds == 0:
+        return "0"
+    units = ((1e-3, 1e6, "us"), (1, 1e3, "ms"), (3600, 1, "s"), (float("inf"), 1 / 3600, "h"))
+    scale, unit = next((scale, unit) for limit, scale, unit in units if seconds < limit)
+    return f"{_three_digits(seconds * scale)} {unit}"
+
+
+def size(count: float) -> str:
+    """Return bytes as text, such as `1.5 kB`, `2.5 GB` or `41.1 TB`."""
+    for limit, unit, scale in ((1e3, "B", 1), (1e6, "kB", 1e3), (1e9, "MB", 1e6), (1e12, "GB", 1e9)):
+        if count < limit:
+            return f"{_three_digits(count / scale)} {unit}"
+    return f"{_three_digits(count / 1e12)} TB"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

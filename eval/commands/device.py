@@ -11,7 +11,7 @@ from rich.text import Text
 
 from rooflane.dispatch import Profile, keep_profile
 from rooflane.dispatch.device import device_at_hand
-from rooflane.dispatch.units import duration
+from rooflane.dispatch.profile import duration
 from rooflane.eval.commands.output import (
     AsJson,
     ProfileName,

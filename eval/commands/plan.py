@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from rooflane.dispatch import Route, RouteError, classify, load_rules, refusal, route
-from rooflane.dispatch.units import duration, size
+from rooflane.dispatch.profile import duration, size
 from rooflane.eval.commands.output import (
     AsJson,
     ProfileName,
