@@ -1,4 +1,4 @@
-"""Questions answered from the profile alone, with no GPU and no torch: classify, route, families."""
+"""Commands that need the profile alone, no GPU and no torch: classify, route, families."""
 
 from __future__ import annotations
 

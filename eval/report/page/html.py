@@ -9,13 +9,14 @@ from hashlib import sha256
 from pathlib import Path
 from urllib.parse import quote
 
+from rooflane.dispatch.units import size
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.record.records import RECORDS_FILE, RUN_FILE, TruthCheck
 from rooflane.eval.report.page.charts import NARROW, PLOT_KINDS, WIDE, draw
 from rooflane.eval.report.page.drawing import clean, scheme_css, svg_text
 from rooflane.eval.report.page.source import PageData
 from rooflane.eval.report.render import TEMPLATES
-from rooflane.eval.report.table import NONE, Table, number, size
+from rooflane.eval.report.table import NONE, Table, number
 from rooflane.eval.report.tables import all_tables, conditions, environment_line, headline_lines, verdict_word
 from rooflane.eval.stats.figures import Headline
 
@@ -25,7 +26,7 @@ UNMEASURED = "not measured"
 FILES = {
     RECORDS_FILE: "the records, one JSON line each",
     RUN_FILE: "settings, shapes, predictions",
-    "digest.json": "the seal of the finished run",
+    "digest.json": "the digest of the finished run",
 }
 # Which section shows a table of the report, by how its title begins; a table that no line names goes with the clocks.
 PLACES = {

@@ -1,4 +1,4 @@
-"""The command line: answers without torch, JSON beside every table, one paragraph for every error."""
+"""The command line: results without torch, JSON beside every table, one paragraph for every error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rooflane.dispatch import keep_profile, load_profile, load_rules
 from rooflane.eval import cli
 from rooflane.eval.campaign import planning
 from rooflane.eval.commands import output
-from rooflane.eval.commands.group import Group
+from rooflane.eval.commands.output import Group
 from rooflane.eval.exit_codes import ExitCode
 from rooflane.eval.record.settings import Settings
 from rooflane.eval.submit import runs as submit_runs
@@ -49,14 +49,16 @@ def rooflane(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str
 def test_classify_answers_in_under_a_second_with_torch_not_importable(root: Path):
     command = [sys.executable, "-c", WITHOUT_TORCH, "classify", root / "shapes" / "published.csv"]
     command += ["--profile", "rtx5090"]
-    best = float("inf")
-    for _ in range(3):  # the least disturbed of three, by processor time: a busy machine is no fault of the command's
+    seconds = 0.0
+    for _ in range(3):  # processor time, three tries at most: a busy machine is no fault of the command's
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        best = min(best, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         assert done.returncode == 0, done.stderr
-    assert best < 1.0
+        seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        if seconds < 1.0:
+            break
+    assert seconds < 1.0
 
 
 def test_published_shapes_have_their_known_regimes_on_an_rtx5090(rooflane):
@@ -125,10 +127,10 @@ def test_a_file_at_hand_wins_over_the_shipped_one(rooflane, tmp_path: Path, monk
 
 def test_explain_names_the_chosen_rule_and_why_not_the_others(rooflane):
     _, out, _ = rooflane("rules", "explain", "published.csv", "--shape", "14", "--profile", "h200", "--json")
-    (answer,) = json.loads(out)
-    assert answer["chosen"] == "does-not-fit"
-    assert answer["rules"]["does-not-fit"].startswith("chosen, sends it to chunked: ")
-    assert "regime" in answer["rules"]["launch-bound"] or "launch_ratio" in answer["rules"]["launch-bound"]
+    (found,) = json.loads(out)
+    assert found["chosen"] == "does-not-fit"
+    assert found["rules"]["does-not-fit"].startswith("chosen, sends it to chunked: ")
+    assert "regime" in found["rules"]["launch-bound"] or "launch_ratio" in found["rules"]["launch-bound"]
 
 
 def test_explain_tells_a_rule_that_comes_later_from_one_whose_family_cannot_serve(rooflane):
@@ -235,7 +237,7 @@ def test_debug_shows_the_traceback_wherever_it_stands(tmp_path: Path):
         (ModuleNotFoundError("No module named 'torch'", name="torch"), ExitCode.USAGE, "pip install torch"),
         (PermissionError(13, "Permission denied", "/x"), ExitCode.USAGE, "may be written"),
         (KeyError("lost"), ExitCode.ERROR, "unexpected KeyError"),
-        # A missing module of ours is a broken installation, not a missing library.
+        # A missing module of rooflane is a broken installation, not a missing library.
         (ModuleNotFoundError("No module named 'rooflane.x'", name="rooflane.x"), ExitCode.ERROR, "unexpected"),
     ],
 )
