@@ -24,21 +24,17 @@ from statistics import median
 from time import monotonic
 
 from rooflane.dispatch import Profile, RuleError
+from rooflane.eval.campaign.device import Telemetry, campaign_lock, device_key
 from rooflane.eval.campaign.forkserver import fork_server
-from rooflane.eval.campaign.gpu_lock import campaign_lock, device_key
-from rooflane.eval.campaign.pending import Pending
-from rooflane.eval.campaign.planning import compiles, predict, profile_for, skip_reasons
+from rooflane.eval.campaign.planning import Pending, compiles, predict, profile_for, skip_reasons
 from rooflane.eval.campaign.session import ProcessContext
 from rooflane.eval.campaign.shape_work import ShapeWork
-from rooflane.eval.campaign.team import ReferenceLost, Team
-from rooflane.eval.campaign.telemetry import Telemetry
+from rooflane.eval.campaign.team import ReferenceLost, Spent, Team, overhead_share
 from rooflane.eval.exit_codes import EvaluationError
-from rooflane.eval.record.arm_id import ArmId
 from rooflane.eval.record.digest import WrittenRecords
 from rooflane.eval.record.environment import resolve_device
-from rooflane.eval.record.records import ANCHOR, EAGER, NOOP, RECORDS_FILE, Record, RulesUsed, RunMeta
+from rooflane.eval.record.records import ANCHOR, EAGER, NOOP, RECORDS_FILE, ArmId, Record, RulesUsed, RunMeta
 from rooflane.eval.record.settings import Settings, ShapeTodo, derive_seed, make_settings
-from rooflane.eval.record.spent import Spent, overhead_share
 from rooflane.eval.stats.run import Run, create_run, open_run
 from rooflane.eval.worker.candidates import load_rule_table, parse_candidate
 from rooflane.eval.worker.protocol import Hello

@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 
-from rooflane.eval.worker.interpreter import add_working_folder, module_command
+from rooflane.eval.worker.process import add_working_folder, module_command
 
 # Read by pytest's own children alone; it changes with every test and would cost a server each.
 IGNORED_VARIABLES = ("PYTEST_CURRENT_TEST",)

@@ -16,8 +16,7 @@ from time import monotonic
 from typing import Any
 
 from rooflane.eval.campaign.forkserver import ForkServerError, fork_server
-from rooflane.eval.worker.channel import LINE_BYTES
-from rooflane.eval.worker.interpreter import module_command
+from rooflane.eval.worker.process import LINE_BYTES, module_command
 from rooflane.eval.worker.protocol import InvalidMessage, Message, Request, decode_answer, encode_request
 
 POLL_S = 0.5

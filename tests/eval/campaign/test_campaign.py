@@ -17,9 +17,8 @@ from rooflane.eval import EvaluationError, ExitCode, evaluate, resume
 from rooflane.eval.campaign import session
 from rooflane.eval.campaign.team import ReferenceLost, Team
 from rooflane.eval.check.cases import Case
-from rooflane.eval.record.arm_id import ArmId
 from rooflane.eval.record.digest import DIGEST_FILE
-from rooflane.eval.record.records import RECORDS_FILE
+from rooflane.eval.record.records import RECORDS_FILE, ArmId
 from rooflane.eval.stats.run import open_run
 from rooflane.eval.worker.protocol import Build, Compare, Repeat
 from rooflane.shapes import Shape
