@@ -38,6 +38,8 @@ from rooflane.eval.record.settings import Settings, ShapeTodo, derive_seed, make
 from rooflane.eval.stats.run import Run, create_run, open_run
 from rooflane.eval.worker.candidates import load_rule_table, parse_candidate
 from rooflane.eval.worker.protocol import Hello
+from rooflane.families import get_family
+from rooflane.families.runtime.host import host_build_pending
 from rooflane.shapes import Shape
 
 # Those that need no compiler first: should the time run short, the dear ones are what is left out.
@@ -209,6 +211,8 @@ class Campaign:
         rules = self.meta.rules.text if self.meta.rules else load_rule_table(self.settings.rules).text()
         hello = Hello(self.meta.device, self.meta.profile, rules, describe=False)
         deadline = self._deadline(process)
+        if self.meta.device == "cuda" and self._uses_families() and host_build_pending():
+            self._tell("note", process, text="compiling the C++ call path once, about half a minute")
         team = Team(
             self.meta.candidates,
             hello,
@@ -237,7 +241,6 @@ class Campaign:
                 on_rows=self._add,
                 telemetry=lambda: telemetry.read(team.count()),
                 deadline=deadline,
-                silent=self.pending.silent,
             )
             for index, item in enumerate(todo):
                 self.at = item.shape["id"]
@@ -248,6 +251,11 @@ class Campaign:
                 self._tell("shape", process, self.at, text=self._figures(process, self.at))
         finally:
             team.close()
+
+    def _uses_families(self) -> bool:
+        """Return whether a candidate is built from a family whose calls go through the C++ call path."""
+        plans = [plan for prediction in self.meta.predictions for plan in prediction.candidates.values()]
+        return any(plan["family"] and not get_family(plan["family"]).compiles for plan in plans)
 
     def _deadline(self, process: int) -> float:
         """Return when a process must have ended, by `time.monotonic()`."""

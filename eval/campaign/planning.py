@@ -155,7 +155,7 @@ class Pending:
         self.meta = meta
         self.settings = settings
         self.shapes = {shape.id: shape for shape in meta.shape_list()}
-        self.rows: dict[Key, Record] = {record.key: record for record in records}
+        self.rows: dict[Key, Record] = {}
         self.planned: set[Key] = {
             (process, shape_id, arm)
             for process in range(settings.processes)
@@ -163,8 +163,10 @@ class Pending:
             for arm in meta.planned(process, shape_id)
         }
         self.not_run = skip_reasons(meta, settings) if meta.not_run is None else meta.not_run
-        # Shape and candidate whose worker hung in this part of the run.
+        # Shape and candidate whose worker hung.
         self.silent: set[tuple[str, str]] = set()
+        for record in records:
+            self.add(record)
 
     @property
     def done(self) -> int:
@@ -174,6 +176,8 @@ class Pending:
     def add(self, record: Record) -> None:
         """Count a row as there."""
         self.rows[record.key] = record
+        if record.silent:
+            self.silent.add((record.shape_id, parse_arm(record.arm, self.meta.candidates).name))
 
     def todo(self, process: int, order: Sequence[Shape]) -> tuple[ShapeTodo, ...]:
         """Return what is missing of a process, shape by shape."""

@@ -72,6 +72,7 @@ class ArmRow:
             kind=self.arm.kind,
             status=self.status,
             reason=self.reason,
+            silent=self.silent,
             family=self.plan.family,
             rule=self.plan.rule,
             options=self.plan.options,
@@ -111,9 +112,8 @@ class ProcessContext:
     on_stage: Callable[[str, Doing], None]
     on_rows: Callable[[Sequence[Record]], None]
     telemetry: Callable[[], dict[str, Any] | None]
-    # When the process should have ended, by `time.monotonic()`, and the shapes on which a candidate hung.
+    # When the process should have ended, by `time.monotonic()`.
     deadline: float = inf
-    silent: set[tuple[str, str]] = field(default_factory=set)
     setup_s: dict[ArmId, float] = field(default_factory=dict)
 
 
@@ -236,7 +236,6 @@ class ShapeSession:
             "environment": self.team.environment,
             "measured_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         }
-        self.context.silent.update((self.shape.id, row.arm.name) for row in rows if row.silent)
         self.context.on_rows([row.record(seeds=self._seeds(row), **common) for row in rows])
 
     def _seeds(self, row: ArmRow) -> dict[str, int]:

@@ -179,6 +179,7 @@ class Record(BaseModel):
     kind: Kind
     status: Status
     reason: str = ""
+    silent: bool = Field(default=False, description="its worker gave no answer in time and was ended")
     family: str = ""
     rule: str = ""
     options: dict[str, Any] = {}

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -107,14 +108,28 @@ def _host_module() -> ModuleType | None:
         return None
 
 
+def host_build_pending() -> bool:
+    """Return whether the next `host_module()` will compile, which takes about half a minute; loads no torch."""
+    try:
+        name, _ = _named_source(version("torch"))
+    except PackageNotFoundError:
+        return False
+    compiler = host_compiler()
+    return bool(compiler and shutil.which(compiler[0])) and not (_cache_root() / name / f"{name}.so").exists()
+
+
+def _named_source(torch_version: str) -> tuple[str, str]:
+    """Return the module's name and its source. pybind11 knows modules by name, so each build has one of its own."""
+    code = files("rooflane.families.runtime").joinpath("host.cpp").read_text(encoding="utf-8")
+    text = "\n".join((torch_version, sys.version, *OPTIONS, code))
+    return f"{NAME}_{hashlib.sha256(text.encode()).hexdigest()[:16]}", code
+
+
 def _load_or_build() -> ModuleType:
     """Return the module from the disk, built where it is not there or does not load."""
     import torch
 
-    code = files("rooflane.families.runtime").joinpath("host.cpp").read_text(encoding="utf-8")
-    text = "\n".join((torch.__version__, sys.version, *OPTIONS, code))
-    # pybind11 knows modules by name, so each text has a name of its own.
-    name = f"{NAME}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    name, code = _named_source(torch.__version__)
     folder = _cache_root() / name
     library = folder / f"{name}.so"
     # A library of another machine may need libraries that are not here: it is built again.
