@@ -210,7 +210,7 @@ class WorkerProcess:
         self._drain()
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
         said = _without_frames(self._tail.decode(errors="replace"))[-TAIL_CHARACTERS:]
-        return Crash(f"the worker {how}{at}" + (f"; it said: {said}" if said else ""))
+        return Crash(f"the worker {how}{at}" + (f"; it printed: {said}" if said else ""))
 
     def _drain(self) -> None:
         os.set_blocking(self._output, False)

@@ -75,12 +75,12 @@ def predict(shape: Shape, profile: Profile, candidates: Sequence[Candidate], rul
 
 
 def infeasible(meta: RunMeta, shape: Shape) -> bool:
-    """Tell whether a shape's eager forward was predicted not to fit."""
+    """Return whether a shape's eager forward was predicted not to fit."""
     return meta.prediction(shape.id).classification["regime"] == INFEASIBLE
 
 
 def compiles(meta: RunMeta, process: int) -> bool:
-    """Tell whether a process is sure to need torch's compiler: for a control, or for the family of a candidate."""
+    """Return whether a process is sure to need torch's compiler: for a control, or for the family of a candidate."""
     controls = process < meta.settings["compile_processes"] and any(
         name.startswith(COMPILED_PREFIX) for name in meta.controls
     )
@@ -239,7 +239,7 @@ class Pending:
         return found | dict.fromkeys(hung, ("error", "not asked again: it gave no answer in an earlier process"))
 
     def losses(self, process: int, lost: ReferenceLost, todo: Sequence[ShapeTodo], at: str) -> list[Record]:
-        """Return the error rows a lost reference costs, `at` being the shape at hand.
+        """Return the error rows a lost reference costs, `at` being the current shape.
 
         They are those of the arm it was lost with; all that were left if it died without a name.
         """

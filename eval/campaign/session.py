@@ -182,7 +182,7 @@ class ShapeSession:
         return ArmRow(parse_arm(name, self.context.candidates))
 
     def ask(self, worker: str, request: protocol.Request[A], what: str, arm: ArmId) -> A:
-        """Ask a worker, and say what is at hand; raises like `Team.ask`."""
+        """Ask a worker, and report the stage; raises like `Team.ask`."""
         doing = Doing(what, arm)
         self.context.on_stage(self.shape.id, doing)
         return self.team.ask(worker, request, doing, self._limit_s(worker, request))
@@ -262,11 +262,11 @@ class ArmWorker:
         self._ask(protocol.LoadWeights(self.arm, flipped))
 
     def repeats(self, case: Case) -> bool:
-        """Tell whether several calls on one input give the same bytes."""
+        """Return whether several calls on one input give the same bytes."""
         return self._ask(protocol.Repeat(self.arm, case)).same
 
     def is_baseline(self, case: Case) -> bool:
-        """Tell whether the arm runs the baseline's operations and no others."""
+        """Return whether the arm runs the baseline's operations and no others."""
         return self._ask(protocol.CompareOperations(self.arm, case)).same
 
     def _ask(self, request: protocol.Request[A]) -> A:

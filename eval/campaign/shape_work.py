@@ -261,7 +261,7 @@ class ShapeWork(ShapeSession):
         return 1 if once else self.settings.trials
 
     def close(self, row: ArmRow, timing: ShapeTiming | None = None) -> None:
-        """Ask a candidate's worker what it can see of tampering, and hold the clocks against each other."""
+        """Ask a candidate's worker what it can see of tampering, and compare the clocks with each other."""
         if row.arm.kind not in ("candidate", "copy"):
             return
         with self.team.spending("verification"):

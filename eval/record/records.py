@@ -325,7 +325,7 @@ def read_records(path: Path) -> list[Record]:
 
 
 def _is_torn(line: bytes) -> bool:
-    """Tell whether a line stops before its JSON object does."""
+    """Return whether a line stops before its JSON object does."""
     import json
 
     try:
@@ -336,7 +336,7 @@ def _is_torn(line: bytes) -> bool:
 
 
 def _ends_with_newline(file: Any) -> bool:
-    """Tell whether the last byte of an open binary file is a newline."""
+    """Return whether the last byte of an open binary file is a newline."""
     file.seek(-1, os.SEEK_END)
     return file.read(1) == b"\n"
 

@@ -240,7 +240,7 @@ INSTALLED = {"site-packages", "dist-packages", Path(sysconfig.get_paths()["stdli
 
 
 def is_oom(error: Exception) -> bool:
-    """Tell whether an exception says that memory ran out; the CPU allocator raises a plain RuntimeError."""
+    """Return whether an exception says that memory ran out; the CPU allocator raises a plain RuntimeError."""
     text = str(error).lower()
     return isinstance(error, MemoryError) or (
         # torch.OutOfMemoryError is a RuntimeError too.

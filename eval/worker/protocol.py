@@ -243,7 +243,7 @@ class EndShape(Request[Done]):
 
 
 class CheckDevice(Request[DeviceState]):
-    """Tell whether the GPU's context still works."""
+    """Return whether the GPU's context still works."""
 
 
 class BusyWait(Request[Done]):
@@ -435,7 +435,7 @@ class CompareElement(Request[ElementCompared]):
 
 
 def is_failure(answer: Message | Called) -> bool:
-    """Tell whether an answer says that something raised, in a call or in the build of an arm."""
+    """Return whether an answer says that something raised, in a call or in the build of an arm."""
     return isinstance(answer, Failed) or (isinstance(answer, Built) and answer.status in ("error", "oom"))
 
 

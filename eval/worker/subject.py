@@ -109,7 +109,7 @@ class Subject:
         return protocol.Compared(len(found) == 1)
 
     def compare_operations(self, request: protocol.CompareOperations) -> protocol.Compared:
-        """Tell whether an arm runs the operations of the baseline and no others."""
+        """Return whether an arm runs the operations of the baseline and no others."""
         x, mask = draw_case(request.case, self.shape, self.device)
         return protocol.Compared(is_baseline(self.arms[request.arm].forward, self.template, x, mask))
 

@@ -123,7 +123,7 @@ class Worker:
         return self._core.pace_ns() if self.busy else loop_ns()
 
     def check_device(self, request: protocol.CheckDevice) -> protocol.DeviceState:
-        """Tell whether the GPU's context still works; an earlier failure may have broken it for good."""
+        """Return whether the GPU's context still works; an earlier failure may have broken it for good."""
         try:
             if self.device.type == "cuda":
                 torch.cuda.synchronize()
