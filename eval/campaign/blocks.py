@@ -230,7 +230,7 @@ class ArmTimer:
 
     def _compare_kept(self, round_index: int, part: int, number: int, found: protocol.Window) -> None:
         case, marks = self.schedule.case(round_index, part, number), self._marks(found, number)
-        output = self._ask(protocol.Ship(number), "check").output
+        output = self._ask(protocol.Ship(number), "check")
         compared = self.judge.compare_kept(case, output, marks, self._mark_seed(round_index, part))
         self.checks += 1
         if not compared.gate.passed:

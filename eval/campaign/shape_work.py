@@ -94,7 +94,7 @@ class OversizeWork:
 
     def _compare(self, seed: int, padding: float, element: int, rows: int) -> tuple[GateResult, int]:
         """Have the first rows of one element judged; return the result and the reference's nanoseconds."""
-        output = self._ask(protocol.ShipPart(element, rows), "verify").output
+        output = self._ask(protocol.ShipPart(element, rows), "verify")
         found = self.work.judge_of(self.row).compare_element(seed, padding, element, rows, output)
         if found.fault:
             raise WrongOutput(found.fault)

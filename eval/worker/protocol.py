@@ -50,7 +50,7 @@ class Request(Message, Generic[A]):
         ANSWERS[cls] = get_args(cls.__orig_bases__[0])[0]
 
 
-Handler = Callable[[Any], Message | Called]
+Handler = Callable[[Any], Message | Called | OutputFacts]
 Handlers = dict[type[Request], Handler]
 REQUESTS: dict[str, type[Request]] = {}
 ANSWERS: dict[type[Request], type] = {}
@@ -161,12 +161,6 @@ class States(Message):
     idle_ns: list[Ns]
     cold_ns: list[Ns]
     rotating_ns: list[Ns]
-
-
-class Shipped(Message):
-    """An output lies in the shared memory."""
-
-    output: OutputFacts
 
 
 class Gated(Message):
@@ -333,7 +327,7 @@ class Finish(Request[Window]):
     """Read the window's clocks and check what was kept."""
 
 
-class Ship(Request[Shipped]):
+class Ship(Request[OutputFacts]):
     """Write a kept output's bytes for the judge."""
 
     number: int
@@ -362,7 +356,7 @@ class CallWhole(Request[WholeCalled]):
     padding: float
 
 
-class ShipPart(Request[Shipped]):
+class ShipPart(Request[OutputFacts]):
     """Write the first rows of one element of that output for the judge."""
 
     element: int

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rooflane.eval.check.cases import Case, draw_case
+from rooflane.eval.check.cases import Case, OutputFacts, draw_case
 from rooflane.eval.check.fingerprint import ALIGNMENT, Fingerprinter
 from rooflane.eval.check.outputs import describe_output, output_fault, poison
 from rooflane.eval.check.tamper import GivenInputs
@@ -211,11 +211,11 @@ class Windows:
             changed=window.given.change(self.draw, window.mark_seed) if window.given else "",
         )
 
-    def ship(self, request: protocol.Ship) -> protocol.Shipped:
+    def ship(self, request: protocol.Ship) -> OutputFacts:
         """Write a kept output's bytes for the judge."""
         out = self._now.outputs[request.number]
         self.subject.buffer.write(out)
-        return protocol.Shipped(describe_output(out))
+        return describe_output(out)
 
     def release(self, request: protocol.Release) -> protocol.Done:
         """Release the window."""
