@@ -2,13 +2,13 @@
 
 from rooflane.baseline.chunked_reference import chunked_reference
 from rooflane.baseline.controls import CONTROLS, PROBES, Control
-from rooflane.baseline.inputs import generate_random_case
 from rooflane.baseline.reference import (
     BaselineTransformer,
     TransformerConfig,
     build_baseline,
     config_of,
     copy_model_weights,
+    generate_random_case,
     reference_numerics,
     torch_dtype,
 )

@@ -1,4 +1,4 @@
-"""The reference forward: the organiser's pre-norm stack, op for op, with the same state_dict keys.
+"""The reference forward: the organiser's pre-norm stack, op for op, with the same state_dict keys; seeded inputs.
 
 Shapes: B batch, S sequence, D model, H heads, d = D / H, F feed-forward. Every op is written as in
 the benchmark (explicit scores, out-of-place fills, a new causal mask each call), because those ops are timed.
@@ -6,7 +6,7 @@ the benchmark (explicit scores, out-of-place fills, a new causal mask each call)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor, nn
@@ -118,15 +118,7 @@ class BaselineTransformer(nn.Module):
 
 def config_of(shape: Shape) -> TransformerConfig:
     """Return the stack's sizes for a shape."""
-    return TransformerConfig(
-        batch_size=shape.batch_size,
-        seq_len=shape.seq_len,
-        d_model=shape.d_model,
-        num_heads=shape.num_heads,
-        ffn_dim=shape.ffn_dim,
-        num_layers=shape.num_layers,
-        causal=shape.causal,
-    )
+    return TransformerConfig(*(getattr(shape, field.name) for field in fields(TransformerConfig)))
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -161,3 +153,30 @@ def reference_numerics(device: torch.device | str) -> None:
     if torch.device(device).type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = True
         torch.backends.cudnn.allow_tf32 = True
+
+
+def generate_random_case(
+    config: TransformerConfig,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    seed: int,
+    padding_ratio: float = 0.0,
+    input_scale: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """Draw an input `[B, S, D]`, as the benchmark does, and its mask `[B, S]` (bool, True = real token, never None).
+
+    The generator is on the device, so one seed gives different data on CPU and CUDA. With a padding ratio each row's
+    length is uniform between `max(1, round(S (1 - padding_ratio)))` and S. Padding is on the right and its rows of x
+    are 0. Before that, x equals the unpadded x of the same seed.
+    """
+    device = torch.device(device)
+    generator = torch.Generator(device=device)
+    generator.manual_seed(seed)
+    batch, length, width = config.batch_size, config.seq_len, config.d_model
+    x = torch.randn(batch, length, width, generator=generator, device=device, dtype=dtype) * input_scale
+    if padding_ratio <= 0:
+        return x, torch.ones(batch, length, dtype=torch.bool, device=device)
+    shortest = max(1, round(length * (1 - padding_ratio)))
+    lengths = torch.randint(shortest, length + 1, (batch,), generator=generator, device=device)
+    mask = torch.arange(length, device=device)[None, :] < lengths[:, None]
+    return x.masked_fill(~mask[:, :, None], 0), mask

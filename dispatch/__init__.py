@@ -1,8 +1,7 @@
 """Which family serves a shape, and why: ledger, device profiles, classifier, rules, router, optimize(). No torch."""
 
-from rooflane.dispatch.adapters import GPT2_BLOCK, BlockMapping, WeightsAt, weights_at
+from rooflane.dispatch.adapters.mapping import GPT2_BLOCK, BlockMapping, OptimizeError, WeightsAt, weights_at
 from rooflane.dispatch.classify import BORDERLINE_MARGIN, REGIMES, Classification, classify, op_time
-from rooflane.dispatch.conditions import FIELDS
 from rooflane.dispatch.device import (
     device_profile,
     host_profile,
@@ -16,10 +15,9 @@ from rooflane.dispatch.ledger import Ledger, Op, ledger, peak_bytes, weight_byte
 from rooflane.dispatch.lint import lint
 from rooflane.dispatch.optimize import optimize
 from rooflane.dispatch.profile import Figure, Profile, ProfileError
-from rooflane.dispatch.request import OptimizeError
 from rooflane.dispatch.route import Rejection, Route, RouteError, refusal, route
 from rooflane.dispatch.rule_files import load_rules, parse_rules
-from rooflane.dispatch.rules import LintFinding, Rule, RuleError, RuleTable, show_condition
+from rooflane.dispatch.rules import FIELDS, LintFinding, Rule, RuleError, RuleTable, show_condition
 
 __all__ = [
     "BORDERLINE_MARGIN",

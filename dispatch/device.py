@@ -16,7 +16,6 @@ from rooflane.dispatch.profile import SI, Profile, ProfileError, read_profile
 DEVICES = Path(__file__).parent / "devices"
 CPU = "cpu"
 AUTO = "auto"
-VENDOR_PREFIXES = ("nvidia ", "tesla ")
 STATE_VARIABLE = "ROOFLANE_STATE_DIR"
 
 
@@ -151,15 +150,19 @@ def device_name() -> str | None:
     return name.decode() if isinstance(name, bytes) else name
 
 
-def host_name() -> str:
-    """Return this host's processor and the number of cores that this process may use."""
+def processor_name() -> str:
+    """Return the name of this host's processor, or "CPU" where the system does not report it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "CPU")
+
+
+def host_name() -> str:
+    """Return this host's processor and the number of cores that this process may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{names[0] if names else 'CPU'}, {cores} cores"
+    return f"{processor_name()}, {cores} cores"
 
 
 def host_memory_bytes() -> int | None:
@@ -172,7 +175,4 @@ def host_memory_bytes() -> int | None:
 
 def _bare(device: str) -> str:
     """Return the device's name in lower case without the vendor's prefixes, which vary with the driver."""
-    name = device.lower()
-    for prefix in VENDOR_PREFIXES:
-        name = name.removeprefix(prefix)
-    return name.strip()
+    return re.sub(r"^(nvidia )?(tesla )?", "", device.lower()).strip()

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from rooflane.baseline import config_of, torch_dtype
-from rooflane.dispatch.adapters.checks import drops
-from rooflane.dispatch.adapters.mapping import Call
+from rooflane.baseline import BaselineTransformer, config_of, torch_dtype
+from rooflane.dispatch.adapters.checks import check_eps, check_hooks, drops
+from rooflane.dispatch.adapters.mapping import Call, OptimizeError, Request, Sizes, Unserved
 from rooflane.dispatch.device import device_profile
 from rooflane.dispatch.profile import Profile, ProfileError
-from rooflane.dispatch.request import OptimizeError, Request, Sizes, Unserved
 from rooflane.dispatch.route import Route, RouteError, route
 from rooflane.families import registry
 from rooflane.shapes import DTYPE_BYTES, Shape, ShapeError
@@ -62,10 +61,6 @@ class BuiltForwards:
             if torch.cuda.is_initialized():
                 torch.cuda.synchronize()
             self._entries.popitem(last=False)
-
-    def keys(self) -> list[Key]:
-        """Return the keys, least recently used first."""
-        return list(self._entries)
 
     def __getstate__(self) -> dict[str, object]:
         """Leave the forwards out of copies and pickles: they hold graphs and device memory of their own."""
@@ -297,6 +292,31 @@ class Dispatched(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """Leave the built forwards out of copies and pickles; a copy builds its own at its first call."""
         return self.__dict__ | {"_device": None, "_dtype": None}
+
+
+class DispatchedTransformer(Dispatched, BaselineTransformer):
+    """A baseline whose forward is the routed family's, sharing the given model's submodules."""
+
+    @staticmethod
+    def describe(model: nn.Module) -> Sizes:
+        """Return the model's sizes; raises `OptimizeError` when its parts do not make the baseline's function."""
+        check_hooks(model)
+        norms = {f"layers.{i}.{n}": getattr(part, n) for i, part in enumerate(model.layers) for n in ("norm1", "norm2")}
+        check_eps(norms | {"final_norm": model.final_norm})
+        config = model.config
+        return Sizes(config.d_model, config.num_heads, config.ffn_dim, config.num_layers, config.causal, True)
+
+    def forward(self, x: Tensor, valid_token_mask: Tensor | None = None) -> Tensor:
+        """Return the stack's output `[B, S, D]` for `x [B, S, D]` and `valid_token_mask [B, S]` bool or None."""
+        return self._serve(x, valid_token_mask)
+
+    def read(self, x: Tensor, valid_token_mask: Tensor | None = None) -> Call:
+        """Return the call as the families take it."""
+        return Call(x, valid_token_mask, self._sizes.causal)
+
+    def view(self, config: Any) -> nn.Module:
+        """Return the model itself: families read it as it is."""
+        return self._model
 
 
 def dtype_of(model: nn.Module) -> torch.dtype:

@@ -11,11 +11,18 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rooflane.dispatch.conditions import FIELDS, Condition, corner_values, parse_condition
-from rooflane.dispatch.rules import LintFinding, Rule, RuleTable, Severity
+from rooflane.dispatch.rules import (
+    FIELDS,
+    Condition,
+    LintFinding,
+    Rule,
+    RuleTable,
+    corner_values,
+    parse_condition,
+)
 from rooflane.dispatch.toml_source import complaints
 from rooflane.families import FamilySpec, registry
-from rooflane.families.option_values import option_fault
+from rooflane.families.spec import option_fault
 
 CATCH_ALL = "a row with `when = {}` as the last one"
 # Up to this many cases are tried one by one; of more, this many are drawn with a fixed seed.
@@ -29,7 +36,7 @@ def lint(table: RuleTable, warnings: bool = True) -> list[LintFinding]:
     Errors: malformed, duplicate-name, unknown-family, unknown-option, bad-option, missing-catch-all. Warnings:
     impossible (the conditions contradict each other), unreachable (after a row that matches everything), shadowed
     (earlier rows match wherever this one does, so it acts only where their families refuse), overlap (two rows share
-    cases by accident), hides-ours (the user's rows match everything). Each file's rows are compared with rows of the
+    cases by accident), hides-shipped (the user's rows match everything). Each file's rows are compared with rows of the
     same file: the user's rows are meant to act before the shipped ones.
 
     Rows are compared on cases built from the values they state, the neighbours of these values and the ends of each
@@ -43,9 +50,9 @@ def lint(table: RuleTable, warnings: bool = True) -> list[LintFinding]:
             rule = table.rules[index]
             # A row in error has to change, so it gets no warning and hides no other row.
             wrong = list(_row_errors(rule, table.rules[first:index], families))
-            for kind, severity, message in wrong or (_row_warnings(rule, sound) if warnings else ()):
+            for kind, message in wrong or (_row_warnings(rule, sound) if warnings else ()):
                 text = f"rule {rule.name!r} {message}"
-                findings.append(LintFinding(kind, severity, rule.name, table.where(index), text))
+                findings.append(LintFinding(kind, rule.name, table.where(index), text))
             if not wrong:
                 sound.append((rule, table.lines[index]))
     findings += _missing_end(table)
@@ -75,7 +82,6 @@ def read_row(row: dict[str, Any], where: Callable[[str], str]) -> tuple[Rule | N
     faults = [
         LintFinding(
             "malformed",
-            "error",
             name,
             where(place),
             f"{subject}: {place.partition('.')[0]}: {sentence}{'' if place.startswith('when.') else keys}",
@@ -84,8 +90,8 @@ def read_row(row: dict[str, Any], where: Callable[[str], str]) -> tuple[Rule | N
     ]
     if isinstance(family, str) and family:
         known = registry.load_families()
-        for kind, severity, message in _family_errors(family, options if isinstance(options, dict) else {}, known):
-            faults.append(LintFinding(kind, severity, name, where("family"), f"{subject} {message}"))
+        for kind, message in _family_errors(family, options if isinstance(options, dict) else {}, known):
+            faults.append(LintFinding(kind, name, where("family"), f"{subject} {message}"))
     return None, faults
 
 
@@ -97,37 +103,33 @@ def _condition_faults(when: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield field, str(error)
 
 
-def _row_errors(
-    rule: Rule, earlier: Sequence[Rule], families: dict[str, FamilySpec]
-) -> Iterator[tuple[str, Severity, str]]:
-    """Yield the errors of a row as (kind, severity, end of the sentence)."""
+def _row_errors(rule: Rule, earlier: Sequence[Rule], families: dict[str, FamilySpec]) -> Iterator[tuple[str, str]]:
+    """Yield the errors of a row as (kind, end of the sentence)."""
     if any(rule.name == other.name for other in earlier):
-        yield "duplicate-name", "error", "has the name of an earlier row; give it its own"
+        yield "duplicate-name", "has the name of an earlier row; give it its own"
     yield from _family_errors(rule.family, rule.options, families)
 
 
-def _family_errors(
-    family: str, options: dict[str, Any], families: dict[str, FamilySpec]
-) -> Iterator[tuple[str, Severity, str]]:
+def _family_errors(family: str, options: dict[str, Any], families: dict[str, FamilySpec]) -> Iterator[tuple[str, str]]:
     """Yield an unknown family, or the options that a family does not take."""
     if family not in families:
         meant = _closest(family, families)
         hint = f", did you mean {meant!r}?" if meant else ";"
-        yield "unknown-family", "error", f"names the unknown family {family!r}{hint} there are: {_names(families)}"
+        yield "unknown-family", f"names the unknown family {family!r}{hint} there are: {_names(families)}"
         return
     known = families[family].options
     for option in options.keys() - known.keys():
         takes = _names(known) or "no option"
-        yield "unknown-option", "error", f"sets the unknown option {option!r}; {family} takes: {takes}"
+        yield "unknown-option", f"sets the unknown option {option!r}; {family} takes: {takes}"
     for option, value in options.items():
         if wanted := option_fault(families[family], option, value):
-            yield "bad-option", "error", f"sets {option} to {value!r}; it must be {wanted}"
+            yield "bad-option", f"sets {option} to {value!r}; it must be {wanted}"
 
 
-def _row_warnings(rule: Rule, earlier: Sequence[tuple[Rule, int]]) -> Iterator[tuple[str, Severity, str]]:
-    """Yield the warnings of a row after others, given with their lines, as (kind, severity, end of the sentence)."""
+def _row_warnings(rule: Rule, earlier: Sequence[tuple[Rule, int]]) -> Iterator[tuple[str, str]]:
+    """Yield the warnings of a row after others, given with their lines, as (kind, end of the sentence)."""
     if rule.impossible:
-        yield "impossible", "warning", f"can never match: its conditions on {rule.impossible} contradict each other"
+        yield "impossible", f"can never match: its conditions on {rule.impossible} contradict each other"
     elif hidden := _hidden(rule, [other for other, _ in earlier]):
         yield hidden
     else:
@@ -136,26 +138,25 @@ def _row_warnings(rule: Rule, earlier: Sequence[tuple[Rule, int]]) -> Iterator[t
                 example = " and ".join(f"{name} = {_text(value)}" for name, value in shared.items())
                 yield (
                     "overlap",
-                    "warning",
                     f"overlaps {other.name!r} (line {line}): both match where, for example, {example}, and "
                     f"{other.name!r} sends the shape to {other.family}; move a bound, or give that part its own row",
                 )
 
 
-def _hidden(rule: Rule, earlier: Sequence[Rule]) -> tuple[str, Severity, str] | None:
+def _hidden(rule: Rule, earlier: Sequence[Rule]) -> tuple[str, str] | None:
     """Return the finding for a row that matches only where earlier ones do, or None."""
     cover = next((other for other in earlier if _covers(other, rule)), None)
     if cover is not None:
         same = (cover.family, cover.options) == (rule.family, rule.options)
         effect = "it can be removed" if same else f"it acts only where {cover.family} refuses the shape"
         if cover.catches_all:
-            return "unreachable", "warning", f"comes after {cover.name!r}, which matches everything: {effect}"
-        return "shadowed", "warning", f"matches only where {cover.name!r} already does: {effect}"
+            return "unreachable", f"comes after {cover.name!r}, which matches everything: {effect}"
+        return "shadowed", f"matches only where {cover.name!r} already does: {effect}"
     # The last row for everything is required even where earlier rows leave no shape: refused shapes end there.
     if rule.catches_all or acts(rule, earlier):
         return None
     names = " and ".join(repr(other.name) for other in earlier if _shared_values(other, rule) is not None)
-    return "shadowed", "warning", f"matches only where {names} together do; it acts where their families refuse"
+    return "shadowed", f"matches only where {names} together do; it acts where their families refuse"
 
 
 def acts(rule: Rule, earlier: Sequence[Rule]) -> bool:
@@ -258,7 +259,7 @@ def _missing_end(table: RuleTable) -> Iterator[LintFinding]:
     name = table.rules[-1].name if table.rules else ""
     where = table.where(len(table.rules) - 1) if table.rules else f"{table.path}:1"
     message = f"the table ends without a catch-all, so some shapes would find no rule; add {CATCH_ALL}"
-    yield LintFinding("missing-catch-all", "error", name, where, message)
+    yield LintFinding("missing-catch-all", name, where, message)
 
 
 def _hidden_shipped(table: RuleTable) -> Iterator[LintFinding]:
@@ -274,14 +275,14 @@ def _hidden_shipped(table: RuleTable) -> Iterator[LintFinding]:
                 f"rule {table.rules[index].name!r} leaves no shape to the {len(table.rules) - last} shipped rules "
                 "after it: they act only where its family refuses; write `replace = true` at the top if that is meant"
             )
-            yield LintFinding("hides-ours", "warning", table.rules[index].name, table.where(index), message)
+            yield LintFinding("hides-shipped", table.rules[index].name, table.where(index), message)
             return
 
 
 def _position(finding: LintFinding, table: RuleTable) -> tuple[bool, int, bool]:
     """Return where a finding belongs in the list: the user's file first, by line, the end's last."""
     file, _, line = finding.where.rpartition(":")
-    return file != str(table.path), int(line), finding.kind in ("missing-catch-all", "hides-ours")
+    return file != str(table.path), int(line), finding.kind in ("missing-catch-all", "hides-shipped")
 
 
 def _closest(name: str, known: Iterable[str]) -> str | None:

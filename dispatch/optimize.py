@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rooflane.dispatch.adapters import BlockMapping, find_adapter
+from rooflane.dispatch.adapters.mapping import GPT2_BLOCK, BlockMapping, OptimizeError, Request, Unserved
 from rooflane.dispatch.profile import Profile
-from rooflane.dispatch.request import OptimizeError, Request, Unserved
 from rooflane.dispatch.rule_files import load_rules
 from rooflane.dispatch.rules import RuleTable
 from rooflane.shapes import Shape, ShapeError
@@ -17,8 +17,14 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from rooflane.dispatch.dispatched import Dispatched
+
 ON_UNSEEN = ("fallback", "build", "error")
 CACHE_SIZE = 8
+TAKES = (
+    "it takes a BaselineTransformer, torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer, transformers' "
+    "GPT2Block, and other pre-norm blocks with mapping=BlockMapping(...)"
+)
 
 
 def optimize(
@@ -71,13 +77,37 @@ def optimize(
         )
     if isinstance(model, Dispatched):
         model = model._model
-    adapter = find_adapter(model, mapping)
+    adapter = _find_adapter(model, mapping)
     where = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     table = rules if isinstance(rules, RuleTable) else load_rules(rules)
     request = Request(table, profile, where if device is None else torch.device(device), on_unseen, cache_size)
     module = adapter(model, request)
     module.ask([one if isinstance(one, Shape) else _shape_of_example(module, one, mask) for one in asked])
     return module
+
+
+def _find_adapter(model: nn.Module, mapping: BlockMapping | None) -> Callable[..., Dispatched]:
+    """Return the dispatched class that reads modules like `model`; raises `OptimizeError` for a kind none reads."""
+    from torch import nn
+
+    from rooflane.dispatch.adapters.blocks import DispatchedBlocks
+    from rooflane.dispatch.adapters.encoder import DispatchedEncoder, DispatchedEncoderLayer
+    from rooflane.dispatch.dispatched import DispatchedTransformer
+
+    if mapping is not None:
+        return partial(DispatchedBlocks, mapping=mapping)
+    if isinstance(model, nn.TransformerEncoder):
+        return DispatchedEncoder
+    if isinstance(model, nn.TransformerEncoderLayer):
+        return DispatchedEncoderLayer
+    if all(hasattr(model, name) for name in ("config", "layers", "final_norm")):
+        return DispatchedTransformer
+    name = type(model).__name__
+    if name == "GPT2Block" and type(model).__module__.startswith("transformers."):
+        return partial(DispatchedBlocks, mapping=GPT2_BLOCK)
+    if isinstance(model, (nn.TransformerDecoder, nn.TransformerDecoderLayer, nn.Transformer)):
+        raise OptimizeError(f"{name} has cross attention, which no family computes; optimize() refuses it: {TAKES}")
+    raise OptimizeError(f"{name} is no module that optimize() can read: {TAKES}")
 
 
 def _shape_of_example(module: Any, x: Tensor, mask: Tensor | None) -> Shape:

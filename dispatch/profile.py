@@ -1,10 +1,10 @@
-"""Device profiles: a device's limits, each figure with its mark and its source."""
+"""Device profiles: a device's limits, each figure with its mark and source; and times and sizes as text."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -57,6 +57,11 @@ def _in(unit: str, positive: bool = True) -> type[Figure]:
     return Annotated[Figure, AfterValidator(check)]
 
 
+def _plain(field: str, meaning: str, whole: bool = False) -> Any:
+    """Return a property: the value of a figure in SI units, rounded where it counts whole things."""
+    return property(lambda self: round(getattr(self, field).si) if whole else getattr(self, field).si, doc=meaning)
+
+
 class Profile(BaseModel):
     """A device's limits, as `rooflane.families.Limits` asks for them.
 
@@ -87,60 +92,17 @@ class Profile(BaseModel):
     sm_count: _in("count")
     price: _in("USD/h", positive=False)
 
-    @property
-    def memory_bytes(self) -> int:
-        """Device memory in bytes."""
-        return round(self.memory.si)
-
-    @property
-    def shared_memory_bytes(self) -> int:
-        """Shared memory one block may use, in bytes; 0 on a CPU."""
-        return round(self.shared_memory.si)
-
-    @property
-    def cache_bytes(self) -> int:
-        """Last-level cache in bytes."""
-        return round(self.cache.si)
-
-    @property
-    def units(self) -> int:
-        """Multiprocessors of a GPU, cores of a CPU."""
-        return round(self.sm_count.value)
-
-    @property
-    def copy_bytes_per_s(self) -> float:
-        """Memory traffic of a large copy, read plus write."""
-        return self.copy_rate.si
-
-    @property
-    def special_per_s(self) -> float:
-        """Special-function evaluations (exp, erf) per second."""
-        return self.special.si
-
-    @property
-    def eager_dispatch_s(self) -> float:
-        """Host time of one eager operation."""
-        return self.eager_dispatch.si
-
-    @property
-    def kernel_launch_s(self) -> float:
-        """Time from one tiny kernel to the next in a stream."""
-        return self.kernel_launch.si
-
-    @property
-    def graph_replay_s(self) -> float:
-        """Event time of replaying a graph of one tiny kernel."""
-        return self.graph_replay.si
-
-    @property
-    def graph_node_s(self) -> float:
-        """Time one more tiny kernel adds to a graph."""
-        return self.graph_node.si
-
-    @property
-    def usd_per_hour(self) -> float:
-        """Price of the device for an hour."""
-        return self.price.si
+    memory_bytes = _plain("memory", "Device memory in bytes.", whole=True)
+    shared_memory_bytes = _plain("shared_memory", "Shared memory one block may use, in bytes; 0 on a CPU.", whole=True)
+    cache_bytes = _plain("cache", "Last-level cache in bytes.", whole=True)
+    units = _plain("sm_count", "Multiprocessors of a GPU, cores of a CPU.", whole=True)
+    copy_bytes_per_s = _plain("copy_rate", "Memory traffic of a large copy, read plus write.")
+    special_per_s = _plain("special", "Special-function evaluations (exp, erf) per second.")
+    eager_dispatch_s = _plain("eager_dispatch", "Host time of one eager operation.")
+    kernel_launch_s = _plain("kernel_launch", "Time from one tiny kernel to the next in a stream.")
+    graph_replay_s = _plain("graph_replay", "Event time of replaying a graph of one tiny kernel.")
+    graph_node_s = _plain("graph_node", "Time one more tiny kernel adds to a graph.")
+    usd_per_hour = _plain("price", "Price of the device for an hour.")
 
     def matmul_flops(self, dtype: str) -> float:
         """Return the dense matmul rate for models of that dtype, in FLOP/s."""

@@ -6,9 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rooflane.dispatch.classify import Classification, classify
-from rooflane.dispatch.conditions import facts
 from rooflane.dispatch.profile import Profile
-from rooflane.dispatch.rules import Rule, RuleTable
+from rooflane.dispatch.rules import Rule, RuleTable, facts
 from rooflane.dispatch.units import duration, size
 from rooflane.families import FamilySpec, registry
 from rooflane.shapes import Shape

@@ -1,4 +1,4 @@
-"""Times and sizes as people read them: three digits and the unit that fits."""
+"""Times, sizes and counts as people read them: three digits and the unit that fits."""
 
 from __future__ import annotations
 
@@ -18,6 +18,20 @@ def size(count: float) -> str:
         if count < limit:
             return f"{_three_digits(count / scale)} {unit}"
     return f"{_three_digits(count / 1e12)} TB"
+
+
+def rough_duration(seconds: float) -> str:
+    """Return a long time for a progress display, such as `45 s`, `4 min` or `2 h 05 min`."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun, such as `1 shape`, `2 shapes` or `3 processes`."""
+    plural = noun + ("es" if noun.endswith("s") else "s")
+    return f"{count} {noun if count == 1 else plural}"
 
 
 def _three_digits(value: float) -> str:

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from rooflane.eval.commands import audit, device, evaluate, export, new, plan, reports, rules, statistics, submit
-from rooflane.eval.commands.group import Group
+from rooflane.eval.commands import audit, device, evaluate, export, plan, reports, rules, statistics, submit
+from rooflane.eval.commands.output import Group
 from rooflane.eval.exit_codes import ExitCode
 
 DEBUG = "--debug"
@@ -25,7 +25,7 @@ app.command("eval")(evaluate.eval_command)
 app.command("classify")(plan.classify_command)
 app.command("route")(plan.route_command)
 app.add_typer(rules.app, name="rules")
-app.add_typer(new.app, name="new")
+app.add_typer(export.new_app, name="new")
 app.command("families")(plan.families_command)
 app.command("probe")(device.probe_command)
 app.command("profile")(device.profile_command)

@@ -1,7 +1,8 @@
-"""The base class of families, and the device figures that they read; no torch."""
+"""The base class of families, the device figures that they read, and checks of options' values; no torch."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -22,33 +23,15 @@ class Limits(Protocol):
     name: str
     kind: str  # "cuda" or "cpu"
     capability: tuple[int, int] | None
-
-    @property
-    def memory_bytes(self) -> int: ...
-
-    @property
-    def shared_memory_bytes(self) -> int: ...
-
-    @property
-    def cache_bytes(self) -> int: ...
-
-    @property
-    def units(self) -> int: ...
-
-    @property
-    def copy_bytes_per_s(self) -> float: ...
-
-    @property
-    def special_per_s(self) -> float: ...
-
-    @property
-    def eager_dispatch_s(self) -> float: ...
-
-    @property
-    def graph_node_s(self) -> float: ...
-
-    @property
-    def graph_replay_s(self) -> float: ...
+    memory_bytes: int
+    shared_memory_bytes: int
+    cache_bytes: int
+    units: int
+    copy_bytes_per_s: float
+    special_per_s: float
+    eager_dispatch_s: float
+    graph_node_s: float
+    graph_replay_s: float
 
     def matmul_flops(self, dtype: str) -> float: ...
 
@@ -88,6 +71,35 @@ class FamilySpec(ABC):
     def build(self, model: nn.Module, shape: Shape, device: device, **options: Any) -> Forward:
         """Return a callable `(x [B, S, D], mask [B, S] bool or None) -> [B, S, D]` for the model's weights."""
 
+    def explain(self, shape: Shape, profile: Limits) -> list[str]:
+        """Return how the family would run a shape that it supports, on lines for `rooflane route --details`."""
+        return []
+
     def kernel_cases(self) -> Iterable[KernelCase]:
         """Return the family's kernels as they ship, for the resource gate. Two families may return one kernel."""
         return ()
+
+
+OPERANDS = ("float16", "bfloat16")
+
+
+def operands(value: Any) -> str | None:
+    """Return None for the name of a half-precision type, else what the value must be."""
+    return None if value in OPERANDS else " or ".join(OPERANDS)
+
+
+def true_or_false(value: Any) -> str | None:
+    """Return None for a bool, else what the value must be."""
+    return None if isinstance(value, bool) else "true or false"
+
+
+def positive(value: Any) -> str | None:
+    """Return None for a finite number above 0, else what the value must be."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return None if number and math.isfinite(value) and value > 0 else "a number above 0"
+
+
+def option_fault(spec: FamilySpec, name: str, value: Any) -> str | None:
+    """Return None when a family's option may have the value, else what the value must be."""
+    check = spec.option_checks.get(name)
+    return check(value) if check else None

@@ -63,15 +63,15 @@ def test_the_table_states_ratios_over_the_fast_path_and_over_the_fastest_arm(wri
         "0.400",
         "0.200",
         "0.100",
-        "4x [4, 4]",
-        "2x [2, 2] (SDPA compiled RO)",
+        "4.00x [4.00, 4.00]",
+        "2.00x [2.00, 2.00] (SDPA compiled RO)",
         "0.100 |",
     ]
     # Timed in one process alone: shown, but in no mean.
     assert second.split(" | ")[3:6] == ["0.100", "0.600", "0.175"] and "(fast path)" in second
     # log 4 and log 1/3 in one process, log 4 and log 2 in the other: sqrt(sqrt(4 / 3) * sqrt(8)) = 1.807
-    assert "over fast path: 1.81x" in text and "over 2 shapes" in text
-    assert "over SDPA compiled RO: 2x [2, 2] over 1 shape" in text
+    assert "over fast path: 1.807x" in text and "over 2 shapes" in text
+    assert "over SDPA compiled RO: 2.00x [2.00, 2.00] over 1 shape" in text
     assert "faster than every arm timed in every process: 1 of 2 shapes (not 2)" in text
     assert "a GPU; torch 2.11.0; commit 0123456789ab; 2 processes" in text
 

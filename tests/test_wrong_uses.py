@@ -1,4 +1,4 @@
-"""Wrong uses: each is answered by one clear paragraph, with the exit status of a request that cannot be run."""
+"""Wrong uses: each gives one clear paragraph, with the exit status of a request that cannot be run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FILES = {
     "mine.py": "# mine\n",
     "notarun/readme.txt": "nothing here",
 }
-# What was done, and what the paragraph must hold: what is wrong, where, and how to mend it.
+# What was done, and what the paragraph must hold: what is wrong, where, and how to fix it.
 WRONG = {
     "a shape whose heads do not divide its width": (
         ["eval", "shapes.csv"],
@@ -133,14 +133,14 @@ def test_the_same_through_python(folder):
 
 
 @pytest.mark.slow
-def test_a_candidate_of_the_wrong_shape_is_told_by_shape_and_arm(folder, capsys):
+def test_a_candidate_of_the_wrong_shape_is_reported_by_shape_and_arm(folder, capsys):
     (folder / "half.py").write_text("def build(model, shape, device):\n    return lambda x, mask=None: x[:, :4]\n")
     arguments = ["eval", "tiny.csv", "--candidate", "half.py", "--control", "none", "--processes", "1"]
     with pytest.raises(SystemExit) as end:
         cli.main([*arguments, "--budget", "0.05", "--device", "cpu", "--profile", "cpu"])
     assert end.value.code == ExitCode.INCORRECT
-    (told,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("shape a")]
-    assert "half.py is wrong: the output has shape (1, 4, 16), expected (1, 8, 16)" in told
+    (found,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("shape a")]
+    assert "half.py is wrong: the output has shape (1, 4, 16), expected (1, 8, 16)" in found
 
 
 def test_a_plugin_marker_with_a_negative_tolerance(folder):
@@ -149,8 +149,8 @@ def test_a_plugin_marker_with_a_negative_tolerance(folder):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
-    told = [line for line in done.stdout.splitlines() if "@pytest.mark.rooflane atol is -1" in line]
-    assert told and "a tolerance is a finite number of at least 0" in told[0]
+    found = [line for line in done.stdout.splitlines() if "@pytest.mark.rooflane atol is -1" in line]
+    assert found and "a tolerance is a finite number of at least 0" in found[0]
     assert "Traceback" not in done.stdout
 
 

@@ -36,7 +36,8 @@ from rooflane.eval.record.environment import describe_environment, resolve_devic
 from rooflane.eval.report.report import _markdown as markdown
 from rooflane.eval.report.report import update_between_markers
 from rooflane.eval.report.tables import NONE, Table, interval, number
-from rooflane.eval.stats.intervals import median_ns, paired_log_ratio, t_interval
+from rooflane.eval.stats.estimator import paired_log_ratio, t_interval
+from rooflane.eval.stats.rounds import median_ns
 from rooflane.eval.worker.arms import free_memory
 from rooflane.eval.worker.clock import Clock, estimate_ns, make_clock
 from rooflane.shapes import Shape, load_shapes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,9 +14,8 @@ from torch.func import functional_call
 
 from rooflane.baseline import BaselineTransformer, TransformerConfig
 from rooflane.dispatch.adapters.checks import check_activation, check_eps, check_eval, check_hooks, check_same_forward
-from rooflane.dispatch.adapters.mapping import BlockMapping, Call, WeightsAt
+from rooflane.dispatch.adapters.mapping import BlockMapping, Call, OptimizeError, Sizes, WeightsAt
 from rooflane.dispatch.dispatched import Dispatched
-from rooflane.dispatch.request import OptimizeError, Sizes
 
 # Largest difference allowed when a mapping is tried in float64, in units of what the module adds to x: a softmax that
 # the module takes in float32 passes; the tanh form of GELU, at about 1e-4, does not.
@@ -80,7 +80,7 @@ def _describe(model: nn.Module, mapping: BlockMapping) -> Sizes:
             check_activation(block, attrgetter(mapping.activation)(block))
         for path in (mapping.norm1, mapping.norm2):
             norms[where + path] = attrgetter(path)(block)
-        view = LayerView(block, mapping)
+        view = layer_view(block, mapping)
         width, heads, ffn = view.attention.q_proj.weight.shape[1], view.attention.num_heads, view.ffn_in.weight.shape[0]
         _check_sizes(view, width, heads, ffn, where)
         found.append((width, heads, ffn))
@@ -96,7 +96,7 @@ def _describe(model: nn.Module, mapping: BlockMapping) -> Sizes:
     return Sizes(*found[0], len(blocks), None, bool(mapping.final_norm))
 
 
-def _check_sizes(view: LayerView, width: int, heads: int, ffn: int, where: str) -> None:
+def _check_sizes(view: SimpleNamespace, width: int, heads: int, ffn: int, where: str) -> None:
     """Refuse weights that are not `[out, in]` of one width, which a wrong part or transpose makes them."""
     if width % heads:
         raise OptimizeError(f"{where or 'the block'}: width {width} is not divisible by {heads} heads")
@@ -205,28 +205,23 @@ class NormView:
         return like.new_full(self.norm.normalized_shape, value)
 
 
-class AttentionView:
-    """The four projections of a block's attention."""
-
-    def __init__(self, block: nn.Module, mapping: BlockMapping) -> None:
-        self.q_proj = LinearView(block, mapping.q)
-        self.k_proj = LinearView(block, mapping.k)
-        self.v_proj = LinearView(block, mapping.v)
-        self.out_proj = LinearView(block, mapping.out)
-        self.num_heads: int = attrgetter(mapping.num_heads)(block)
-        self.head_dim = self.q_proj.weight.shape[0] // self.num_heads
-        self.scale = self.head_dim**-0.5
-
-
-class LayerView:
-    """One block as a baseline layer."""
-
-    def __init__(self, block: nn.Module, mapping: BlockMapping) -> None:
-        self.norm1 = NormView(block, mapping.norm1)
-        self.attention = AttentionView(block, mapping)
-        self.norm2 = NormView(block, mapping.norm2)
-        self.ffn_in = LinearView(block, mapping.ffn_in)
-        self.ffn_out = LinearView(block, mapping.ffn_out)
+def layer_view(block: nn.Module, mapping: BlockMapping) -> SimpleNamespace:
+    """Return one block under the names of a baseline layer."""
+    q, k, v, out, ffn_in, ffn_out = (
+        LinearView(block, where)
+        for where in (mapping.q, mapping.k, mapping.v, mapping.out, mapping.ffn_in, mapping.ffn_out)
+    )
+    heads: int = attrgetter(mapping.num_heads)(block)
+    width = q.weight.shape[0] // heads
+    return SimpleNamespace(
+        norm1=NormView(block, mapping.norm1),
+        attention=SimpleNamespace(
+            q_proj=q, k_proj=k, v_proj=v, out_proj=out, num_heads=heads, head_dim=width, scale=width**-0.5
+        ),
+        norm2=NormView(block, mapping.norm2),
+        ffn_in=ffn_in,
+        ffn_out=ffn_out,
+    )
 
 
 class StackView:
@@ -238,7 +233,7 @@ class StackView:
     def __init__(self, module: nn.Module, mapping: BlockMapping, config: TransformerConfig) -> None:
         self.config = config
         self._module = module
-        self.layers = [LayerView(block, mapping) for block in blocks_of(module, mapping)]
+        self.layers = [layer_view(block, mapping) for block in blocks_of(module, mapping)]
         self.final_norm = NormView(module, mapping.final_norm) if mapping.final_norm else None
 
     def parameters(self) -> Iterator[nn.Parameter]:

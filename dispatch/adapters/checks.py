@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rooflane.dispatch.request import OptimizeError
+from rooflane.dispatch.adapters.mapping import OptimizeError
 
 # Largest difference from the exact GELU on [-6, 6] in float32; the tanh form differs by 4.7e-4.
 GELU_TOLERANCE = 1e-5
@@ -39,7 +39,7 @@ def check_eval(model: nn.Module) -> None:
 
 
 def drops(module: nn.Module) -> bool:
-    """Tell whether a module drops values while it trains."""
+    """Return whether a module drops values while it trains."""
     chance = module.p if isinstance(module, nn.modules.dropout._DropoutNd) else getattr(module, "dropout", 0)
     return isinstance(chance, (int, float)) and chance > 0
 

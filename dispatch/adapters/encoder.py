@@ -12,9 +12,16 @@ from torch.nn import functional
 from rooflane.baseline import TransformerConfig
 from rooflane.dispatch.adapters.blocks import StackView
 from rooflane.dispatch.adapters.checks import check_activation, check_eps, check_eval, check_hooks, check_same_forward
-from rooflane.dispatch.adapters.mapping import BlockMapping, Call, WeightsAt, weights_at
+from rooflane.dispatch.adapters.mapping import (
+    BlockMapping,
+    Call,
+    OptimizeError,
+    Sizes,
+    Unserved,
+    WeightsAt,
+    weights_at,
+)
 from rooflane.dispatch.dispatched import Dispatched
-from rooflane.dispatch.request import OptimizeError, Sizes, Unserved
 
 _PACKED = ("self_attn.in_proj_weight", "self_attn.in_proj_bias")
 ENCODER_LAYER = BlockMapping(
@@ -57,7 +64,23 @@ def check_layer(layer: nn.Module, where: str) -> None:
         check_activation(layer, layer.activation)
 
 
-class DispatchedEncoderLayer(Dispatched, nn.TransformerEncoderLayer):
+class _EncoderCalls(Dispatched):
+    """Calls of an encoder or of one layer: `(src, mask, src_key_padding_mask, is_causal)`, in this order."""
+
+    def read(
+        self, src: Tensor, mask: Tensor | None = None, padding: Tensor | None = None, is_causal: bool | None = None
+    ) -> Call:
+        """Return the call as the families take it."""
+        return Call(src, read_valid(padding, src), read_causal(mask, is_causal, src))
+
+    def original(self, src: Tensor, mask: Tensor | None, padding: Tensor | None, is_causal: bool | None) -> Tensor:
+        """Run the module's own forward, which ignores or refuses `is_causal=True` without a mask."""
+        if mask is None and is_causal:
+            mask = nn.Transformer.generate_square_subsequent_mask(src.shape[1], device=src.device, dtype=src.dtype)
+        return self._model(src, mask, padding, is_causal)
+
+
+class DispatchedEncoderLayer(_EncoderCalls, nn.TransformerEncoderLayer):
     """An encoder layer whose forward is the routed family's, sharing the given layer's submodules.
 
     Rows of padded tokens are 0, where PyTorch's own forward leaves whatever it computed.
@@ -81,29 +104,12 @@ class DispatchedEncoderLayer(Dispatched, nn.TransformerEncoderLayer):
         """Return the layer's output `[B, S, D]`; the arguments are `nn.TransformerEncoderLayer.forward`'s."""
         return self._serve(src, src_mask, src_key_padding_mask, is_causal)
 
-    def read(
-        self,
-        src: Tensor,
-        src_mask: Tensor | None = None,
-        src_key_padding_mask: Tensor | None = None,
-        is_causal: bool | None = None,
-    ) -> Call:
-        """Return the call as the families take it."""
-        return read_call(src, src_mask, src_key_padding_mask, is_causal)
-
-    def original(
-        self, src: Tensor, src_mask: Tensor | None, src_key_padding_mask: Tensor | None, is_causal: bool
-    ) -> Tensor:
-        """Run the layer's own forward."""
-        src_mask = own_mask(src, src_mask, is_causal)
-        return self._model(src, src_mask, src_key_padding_mask, is_causal)
-
     def view(self, config: TransformerConfig) -> Any:
         """Return the layer's weights as a baseline's."""
         return StackView(self._model, ENCODER_LAYER, config)
 
 
-class DispatchedEncoder(Dispatched, nn.TransformerEncoder):
+class DispatchedEncoder(_EncoderCalls, nn.TransformerEncoder):
     """An encoder whose forward is the routed family's, sharing the given encoder's submodules.
 
     Rows of padded tokens are 0, where PyTorch's own forward leaves whatever it computed.
@@ -139,22 +145,6 @@ class DispatchedEncoder(Dispatched, nn.TransformerEncoder):
         """Return the encoder's output `[B, S, D]`; the arguments are `nn.TransformerEncoder.forward`'s."""
         return self._serve(src, mask, src_key_padding_mask, is_causal)
 
-    def read(
-        self,
-        src: Tensor,
-        mask: Tensor | None = None,
-        src_key_padding_mask: Tensor | None = None,
-        is_causal: bool | None = None,
-    ) -> Call:
-        """Return the call as the families take it."""
-        return read_call(src, mask, src_key_padding_mask, is_causal)
-
-    def original(
-        self, src: Tensor, mask: Tensor | None, src_key_padding_mask: Tensor | None, is_causal: bool | None
-    ) -> Tensor:
-        """Run the encoder's own forward."""
-        return self._model(src, own_mask(src, mask, is_causal), src_key_padding_mask, is_causal)
-
     def view(self, config: TransformerConfig) -> Any:
         """Return the encoder's weights as a baseline's."""
         mapping = replace(ENCODER_LAYER, layers="layers", final_norm="norm" if self._sizes.final_norm else "")
@@ -170,18 +160,6 @@ def sizes_of(model: nn.Module, layers: list[nn.Module], *, final_norm: bool) -> 
     if len(set(found)) > 1:
         raise OptimizeError(f"the layers of {type(model).__name__} differ in size; the families take equal ones")
     return replace(found[0], final_norm=final_norm)
-
-
-def read_call(src: Tensor, mask: Tensor | None, padding: Tensor | None, is_causal: bool | None) -> Call:
-    """Return a call of an encoder or a layer as the families take it."""
-    return Call(src, read_valid(padding, src), read_causal(mask, is_causal, src))
-
-
-def own_mask(src: Tensor, mask: Tensor | None, is_causal: bool | None) -> Tensor | None:
-    """Return the mask PyTorch's own forward needs: it ignores or refuses `is_causal=True` without one."""
-    if mask is None and is_causal:
-        return nn.Transformer.generate_square_subsequent_mask(src.shape[1], device=src.device, dtype=src.dtype)
-    return mask
 
 
 def read_causal(mask: Tensor | None, is_causal: bool | None, x: Tensor) -> bool:

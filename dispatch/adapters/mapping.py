@@ -1,6 +1,7 @@
-"""BlockMapping: where a pre-norm block keeps the sixteen tensors of a layer, and how its call is read. No torch.
+"""What optimize() is asked, and how it reads a module: request, call, BlockMapping, their errors. No torch.
 
-GPT2_BLOCK is the mapping of transformers' GPT-2 block, with its packed Conv1D projections.
+A BlockMapping says where a pre-norm block keeps the sixteen tensors of a layer, and how its call is read. GPT2_BLOCK
+is that of transformers' GPT-2 block, with its packed Conv1D projections.
 """
 
 from __future__ import annotations
@@ -11,10 +12,47 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rooflane.dispatch.request import Unserved
+from rooflane.dispatch.profile import Profile
+from rooflane.dispatch.rules import RuleTable
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
+
+
+class OptimizeError(ValueError):
+    """A module, shape or call that cannot be dispatched; the text says what differs and how to fix it."""
+
+
+class Unserved(Exception):
+    """A call that no built forward takes; `about` names the kind of obstacle, which is warned of once."""
+
+    def __init__(self, about: str, reason: str) -> None:
+        super().__init__(reason)
+        self.about = about
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a module fixes of every shape it can be called with; `causal` is None where each call says."""
+
+    d_model: int
+    num_heads: int
+    ffn_dim: int
+    num_layers: int
+    causal: bool | None
+    final_norm: bool
+
+
+@dataclass(frozen=True)
+class Request:
+    """What optimize() was asked beside the module: rules, profile, device, and what unseen shapes get."""
+
+    rules: RuleTable
+    profile: Profile | None
+    device: torch.device
+    on_unseen: str
+    cache_size: int
 
 
 @dataclass(frozen=True)
@@ -133,7 +171,7 @@ def _valid_keys(mask: Tensor, x: Tensor) -> Tensor:
 
 
 def _is_causal(block: nn.Module) -> bool:
-    """Tell whether the block, called without a mask, is causal: eager attention without a `bias` buffer is not."""
+    """Return whether the block is causal when called without a mask: eager attention without a `bias` buffer is not."""
     return _implementation(block) != "eager" or hasattr(block.attn, "bias")
 
 

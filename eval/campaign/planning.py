@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rooflane.dispatch import Profile, ProfileError, classify, load_profile
+from rooflane.dispatch.units import size
 from rooflane.eval.campaign.team import ReferenceLost
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.record.records import (
@@ -25,7 +26,6 @@ from rooflane.eval.record.records import (
     parse_arm,
 )
 from rooflane.eval.record.settings import Settings, ShapeTodo
-from rooflane.eval.report.tables import size
 from rooflane.eval.worker.candidates import Candidate, plan_candidate
 from rooflane.families import get_family
 from rooflane.shapes import Shape

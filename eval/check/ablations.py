@@ -77,22 +77,24 @@ def _each_layer(model: BaselineTransformer, method: str, replacement: Callable[.
     return model
 
 
-def _tanh_gelu(model: BaselineTransformer) -> Forward:
+def _layer_forward(approximate: str = "none", residual: bool = True) -> Callable[..., Tensor]:
+    """Return a layer's forward with another GELU, or without the residual of its attention."""
+
     def forward(layer: nn.Module, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
-        x = x + layer.attention(layer.norm1(x), mask, causal)
-        x = x + layer.ffn_out(functional.gelu(layer.ffn_in(layer.norm2(x)), approximate="tanh"))
+        attended = layer.attention(layer.norm1(x), mask, causal)
+        x = x + attended if residual else attended
+        x = x + layer.ffn_out(functional.gelu(layer.ffn_in(layer.norm2(x)), approximate=approximate))
         return x if mask is None else x.masked_fill(~mask[:, :, None], 0)
 
-    return _each_layer(model, "forward", forward)
+    return forward
+
+
+def _tanh_gelu(model: BaselineTransformer) -> Forward:
+    return _each_layer(model, "forward", _layer_forward(approximate="tanh"))
 
 
 def _no_residual(model: BaselineTransformer) -> Forward:
-    def forward(layer: nn.Module, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
-        x = layer.attention(layer.norm1(x), mask, causal)
-        x = x + layer.ffn_out(functional.gelu(layer.ffn_in(layer.norm2(x))))
-        return x if mask is None else x.masked_fill(~mask[:, :, None], 0)
-
-    model.layers[-1].forward = MethodType(forward, model.layers[-1])
+    model.layers[-1].forward = MethodType(_layer_forward(residual=False), model.layers[-1])
     return model
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
-from itertools import combinations, groupby
+from itertools import combinations, count, groupby
 
 import torch
 from pydantic import BaseModel, ConfigDict
@@ -184,12 +184,10 @@ def audit_gate(
     faults = ablations(window)
     least: dict[tuple[str, str, str], Finding] = {}
     cases = len(_by_weights(asked)) * len(faults)
-    total, done = len(shapes) * seeds * cases, 0
+    total, done = len(shapes) * seeds * cases, count()
 
     def on_case(text: str) -> None:
-        nonlocal done
-        on_stage(done, total, text)
-        done += 1
+        on_stage(next(done), total, text)
 
     for shape in shapes:
         for seed in range(seeds):

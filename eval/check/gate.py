@@ -77,7 +77,7 @@ def check_gate(out: Tensor, ref: Tensor, atol: float = ATOL, rtol: float = RTOL,
         max_abs=worst[0],
         max_rel=max_rel,
         use=use,
-        worst_index=_unravel(worst[1], tuple(ref.shape)),
+        worst_index=tuple(map(int, torch.unravel_index(torch.tensor(worst[1]), ref.shape))),
         out_at_worst=worst[2],
         ref_at_worst=worst[3],
         worst_tile=tile[2],
@@ -126,12 +126,3 @@ def _worst_tile(error: Tensor, failing: Tensor, first_row: int) -> tuple[float, 
     at = int(torch.where(shares == top, means, -1.0).argmax())
     row, column = divmod(at, grid[1])
     return float(top), float(means.flatten()[at]), (first_row // TILE + row, column)
-
-
-def _unravel(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the index of a flat position in a tensor of that shape."""
-    index: list[int] = []
-    for size in reversed(shape):
-        flat, rest = divmod(flat, size)
-        index.append(rest)
-    return tuple(reversed(index))

@@ -16,13 +16,13 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
+from rooflane.dispatch.units import rough_duration
 from rooflane.eval.commands.output import (
     AsJson,
     RulesFile,
     console,
     find_shapes,
     report_kept_profile,
-    rough_duration,
 )
 from rooflane.eval.exit_codes import EvaluationError
 

@@ -1,16 +1,56 @@
-"""`rooflane export`: one self-contained submission file."""
+"""Write a file of one's own: `rooflane new candidate` to start from, `rooflane export` to submit."""
 
 from __future__ import annotations
 
+import enum
 import hashlib
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rooflane.eval.commands.output import AsJson, ProfileName, RulesFile, find_profile, find_shapes, print_json
+from rooflane.eval.commands.output import AsJson, Group, ProfileName, RulesFile, find_profile, find_shapes, print_json
 from rooflane.eval.commands.submit import DEFAULT_SHAPES
+from rooflane.eval.exit_codes import EvaluationError
+
+new_app = Group(no_args_is_help=True, help="Write a commented start for something of your own.")
+
+
+class Style(enum.StrEnum):
+    """What a candidate file defines."""
+
+    BUILD = "build"
+    CLASS = "class"
+
+
+@new_app.callback()
+def _group() -> None:
+    """Keep `candidate` a word of its own while it is the only one."""
+
+
+@new_app.command("candidate")
+def candidate_command(
+    out: Annotated[Path, typer.Option("--out", metavar="FILE.py", help="Where it goes; must not exist.")] = Path(
+        "my_kernel.py"
+    ),
+    style: Annotated[
+        Style, typer.Option(help="build(model, shape, device), or the organiser's UserOptimizedTransformer.")
+    ] = Style.BUILD,
+) -> None:
+    """Write a candidate that runs as it is: a Triton kernel with a CPU path, correct, explained line by line."""
+    from rooflane.eval.report.render import render
+
+    if out.suffix != ".py":
+        raise EvaluationError(f"{out}: a candidate is a Python file; give a name that ends in .py")
+    text = render("candidate.py.j2", file=str(out), style=style.value)
+    try:
+        with out.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise EvaluationError(f"{out}: exists already and is left as it is; name another file with --out") from None
+    print(f"{out} written; evaluate it with: rooflane eval published.csv --shape 2 --candidate {shlex.quote(str(out))}")
 
 
 def export_command(

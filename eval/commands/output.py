@@ -1,10 +1,11 @@
-"""What commands share: the console, JSON, tables, units, and the shape file named on the command line."""
+"""What commands share: their help, the console, JSON, tables, units, and the shape file named on the command line."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,6 +31,20 @@ RulesFile = Annotated[
     str | None,
     typer.Option("--rules", metavar="FILE", help="Your rules, tried before the shipped ones; `shipped`: those alone."),
 ]
+
+
+class Group(typer.Typer):
+    """Typer keeps a docstring's line breaks inside a paragraph; here each paragraph is one line, for rich to wrap."""
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[Callable], Callable]:
+        """Register a command with its docstring as help."""
+
+        def register(function: Callable) -> Callable:
+            paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
+            text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+            return super(Group, self).command(name, help=text, **options)(function)
+
+        return register
 
 
 def console(stderr: bool = False) -> Console:
@@ -116,16 +131,3 @@ def find_shapes(name: str, only: Sequence[str] = ()) -> list[Shape]:
         ids = ", ".join(shape.id for shape in shapes)
         raise ShapeError(f"{path}: holds no shape {', '.join(map(repr, unknown))}; its ids are: {ids}")
     return [shape for shape in shapes if not only or shape.id in only]
-
-
-def counted(count: int, noun: str) -> str:
-    """Return a number with its noun, such as `1 shape` or `2 shapes`."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-def rough_duration(seconds: float) -> str:
-    """Return seconds as a person says them: 45 s, 4 min, 2 h 05 min."""
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"

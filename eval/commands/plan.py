@@ -1,4 +1,4 @@
-"""Questions answered from the profile alone, with no GPU and no torch: classify, route, families."""
+"""Commands that need the profile alone, no GPU and no torch: classify, route, families."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from typing import Annotated
 
 import typer
 
-from rooflane.dispatch import Route, RouteError, classify, load_rules, refusal, route
-from rooflane.dispatch.units import duration, size
+from rooflane.dispatch import Profile, Route, RouteError, classify, load_rules, refusal, route
+from rooflane.dispatch.units import counted, duration, size
 from rooflane.eval.commands.output import (
     AsJson,
     ProfileName,
     RulesFile,
     ShapeFile,
     console,
-    counted,
     find_profile,
     find_shapes,
     print_json,
@@ -104,11 +103,17 @@ def route_command(
     if as_json:
         print_json([item.as_dict() for item in routes])
     elif details and routes:
-        print("\n\n".join(item.explain() for item in routes), flush=True)
+        print("\n\n".join(_details(item, device) for item in routes), flush=True)
     elif routes:
         _print_routes(routes, device.title)
     if unserved:
         raise RouteError("; ".join(unserved))
+
+
+def _details(found: Route, device: Profile) -> str:
+    """Return the choice, every rejection, and how the family runs the shape."""
+    lines = load_families()[found.family].explain(found.shape, device)
+    return "\n".join([found.explain(), *(f"  kernel    {line}" for line in lines)])
 
 
 def _print_routes(routes: list[Route], device: str) -> None:

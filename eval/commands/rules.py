@@ -22,17 +22,15 @@ from rooflane.dispatch import (
     route,
     show_condition,
 )
-from rooflane.dispatch.conditions import FIELDS, facts
-from rooflane.dispatch.rule_files import find_user_table
-from rooflane.dispatch.rule_text import insert_row, parse_options, parse_when
-from rooflane.dispatch.rules import SHIPPED_RULES
-from rooflane.eval.commands.group import Group
+from rooflane.dispatch.rule_files import find_user_table, insert_row, parse_options, parse_when
+from rooflane.dispatch.rules import FIELDS, SHIPPED_RULES, facts
+from rooflane.dispatch.units import counted
 from rooflane.eval.commands.output import (
     AsJson,
+    Group,
     ProfileName,
     RulesFile,
     console,
-    counted,
     find_profile,
     find_shapes,
     print_json,
@@ -43,7 +41,7 @@ from rooflane.families import FamilyError, get_family, load_families
 from rooflane.shapes import Shape
 
 if TYPE_CHECKING:
-    from rooflane.eval.stats.intervals import Interval
+    from rooflane.eval.stats.estimator import Interval
 
 PUBLISHED = "published.csv"
 DEFAULT_FILE = "my_rules.toml"
@@ -77,20 +75,14 @@ def _print_rules(table: RuleTable, errors: list[str]) -> None:
         rows.append((rule.name, "\n".join(when) or "always", rule.family + options, rule.because, table.place(index)))
     columns = ("rule", "when", "family", "because", "from")
     print_table(f"{table.title()} ({table.source})", columns, rows, left=columns)
-    for line in _remarks(table, errors):
-        print(line)
+    for error in errors:
+        print(f"error: {error}")
+    if table.left_out:
+        print(f"shipped rules out of use, a row of their name stands above: {', '.join(table.left_out)}")
 
 
 def _condition(raw: object) -> str:
     return show_condition(raw) if isinstance(raw, dict) else f"= {show_condition(raw)}"
-
-
-def _remarks(table: RuleTable, errors: list[str]) -> list[str]:
-    """Return what the rows alone do not show."""
-    remarks = [f"error: {error}" for error in errors]
-    if table.left_out:
-        remarks.append(f"shipped rules out of use, a row of their name stands above: {', '.join(table.left_out)}")
-    return remarks
 
 
 @app.command("check")
@@ -104,7 +96,7 @@ def check_command(
     table = load_rules(rules, strict=False)
     findings = lint(table)
     if as_json:
-        print_json([vars(finding) for finding in findings])
+        print_json([finding.as_dict() for finding in findings])
     else:
         for finding in findings:
             print(f"{finding.severity}: {finding}")
@@ -126,18 +118,18 @@ def explain_command(
 ) -> None:
     """Show each rule's verdict on each shape: chosen, or the condition that does not hold."""
     device, table = find_profile(profile), load_rules(rules)
-    answers = [_explain(item, device, table) for item in _shapes(shapes, shape or [])]
+    verdicts = [_explain(item, device, table) for item in _shapes(shapes, shape or [])]
     if as_json:
-        print_json(answers)
+        print_json(verdicts)
         return
-    for answer in answers:
-        places = answer["from"]
-        rows = [(name, verdict, places[name]) for name, verdict in answer["rules"].items()]
-        title = f"shape {answer['shape']} ({answer['label']}) on {device.title}"
+    for found in verdicts:
+        places = found["from"]
+        rows = [(name, verdict, places[name]) for name, verdict in found["rules"].items()]
+        title = f"shape {found['shape']} ({found['label']}) on {device.title}"
         columns = ("rule", "verdict", "from")
         print_table(title, columns, rows, left=columns, drop=("from",))
-        if answer["chosen"] is None:
-            console(stderr=True).print(f"shape {answer['shape']}: no rule's family can serve it; see `rooflane route`")
+        if found["chosen"] is None:
+            console(stderr=True).print(f"shape {found['shape']}: no rule's family can serve it; see `rooflane route`")
 
 
 def _shapes(text: str, only: list[str]) -> list[Shape]:

@@ -73,8 +73,8 @@ def plan_command(
     print_table(Table(f"to see {wanted:.2%}", columns, tuple(rows), 1), screen)
     for place, found in plans:
         if not found.enough:
-            said = f"{place}: {max_processes} processes do not see {found.see:.2%}; they see {found.smallest:.2%}."
-            print_text(said, screen)
+            text = f"{place}: {max_processes} processes do not see {found.see:.2%}; they see {found.smallest:.2%}."
+            print_text(text, screen)
     clear = f"{known:.2%}" if known else "this run's own null half-width, until 19 nulls are stored"
     print_text(
         f"The interval must clear the noise floor: {clear}. Fix the number of processes before the run. "
@@ -107,7 +107,7 @@ def price_command(
     """Price a mix of shapes: all its valid tokens over all its time, in $ per 1e9 tokens, with interval."""
     from rooflane.eval.report.report import print_table, print_text
     from rooflane.eval.report.table import Table, interval, number, price
-    from rooflane.eval.stats.mix import price_mix
+    from rooflane.eval.stats.price import price_mix
     from rooflane.eval.stats.run import open_run
 
     found = price_mix(open_run(run), candidate, _calls(mix or []), utilisation, price_per_hour)

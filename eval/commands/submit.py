@@ -65,7 +65,7 @@ def submit_command(
         shapes = find_shapes(file, shape or ())
         from rooflane.eval.record.environment import resolve_device
         from rooflane.eval.submit import read_organiser
-        from rooflane.eval.submit.flags import check_device
+        from rooflane.eval.submit.organiser import check_device
 
         check_device(device)
         report_kept_profile(profile, resolve_device(device.removesuffix(":0")))

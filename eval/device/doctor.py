@@ -12,8 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from rooflane.eval.stats.host_pace import SLOW, core_paces, slow_cores
-from rooflane.families.runtime.host import find_ninja
-from rooflane.families.runtime.runtime_compiler import host_compiler, missing_compiler, python_header
+from rooflane.families.runtime.host import find_ninja, host_compiler, missing_compiler, python_header
 
 PACKAGES = ("shapes", "baseline", "families", "dispatch", "eval")
 # What the records were made with (constraints-gpu.txt) or what the CPU set pins; another version runs, unrecorded.
@@ -65,6 +64,13 @@ def _installed(name: str) -> str | None:
         return None
 
 
+def _present(
+    topic: str, found: str | None, remedy: str, lacking: str = "not installed", status: str = "missing"
+) -> Finding:
+    """Return an ok finding that holds what was found, or the finding of its absence."""
+    return Finding(topic, "ok", found) if found else Finding(topic, status, lacking, remedy)
+
+
 def _versions() -> list[Finding]:
     """Report the libraries by their metadata, so that a broken one cannot stop the report."""
     findings = []
@@ -77,17 +83,13 @@ def _versions() -> list[Finding]:
         findings.append(Finding("torch", "note", f"{torch}; no record was made with this version", remedy))
     else:
         findings.append(Finding("torch", "ok", torch))
-    triton = _installed("triton")
-    if triton is None:
-        remedy = "pip install 'triton>=3.6' (Linux); without it the GPU families and the compiled control do not build"
-        findings.append(Finding("triton", "missing", "not installed", remedy))
-    else:
-        findings.append(Finding("triton", "ok", triton))
-    for name in ("numpy", "scipy", "pandas", "pydantic", "matplotlib"):
-        found = _installed(name)
-        remedy = "" if found else f"pip install {name}"
-        findings.append(Finding(name, "ok" if found else "missing", found or "not installed", remedy))
-    return findings
+    remedy = "pip install 'triton>=3.6' (Linux); without it the GPU families and the compiled control do not build"
+    libraries = ("numpy", "scipy", "pandas", "pydantic", "matplotlib")
+    return [
+        *findings,
+        _present("triton", _installed("triton"), remedy),
+        *(_present(name, _installed(name), f"pip install {name}") for name in libraries),
+    ]
 
 
 def _devices() -> list[Finding]:
@@ -160,8 +162,14 @@ def _torch_cuda(driver_gpus: int) -> list[Finding]:
 
 def _compilers() -> list[Finding]:
     """Report the compilers: C++ with ninja for torch.compile and the call path, NVRTC for the CUDA C++ kernels."""
-    compiler, headers = _cpp_compiler(), _python_headers()
-    findings = [compiler, headers, _ninja()]
+    header = python_header()
+    remedy = "install them (Debian: apt-get install python3-dev); Triton and the C++ call path need them"
+    found = str(header) if header.exists() else None
+    compiler, headers = _cpp_compiler(), _present("python headers", found, remedy, f"{header} is not there")
+    # pip installs ninja beside this Python, which may not be on the path.
+    ninja = _first_line(path, "--version") if (path := find_ninja()) else None
+    remedy = "pip install ninja; until then the C++ compiler is called directly"
+    findings = [compiler, headers, _present("ninja", ninja, remedy, "none on the path", "note")]
     lacking = [finding.topic for finding in (compiler, headers) if finding.status != "ok"]
     if lacking:
         remedy = f"get the {' and the '.join(lacking)} as shown above; until then calls go through Python"
@@ -169,28 +177,9 @@ def _compilers() -> list[Finding]:
     else:
         findings.append(Finding("c++ host path", "ok", "can be built: a compiler and Python's headers are here"))
     missing = missing_compiler()
-    if missing:
-        remedy = "on an H100 or H200: pip install 'rooflane[hopper]'; without it the slower Triton kernels run there"
-        findings.append(Finding("nvrtc", "note", f"cannot be used ({missing})", remedy))
-    else:
-        findings.append(Finding("nvrtc", "ok", f"usable, cuda-bindings {_installed('cuda-bindings')}"))
-    return findings
-
-
-def _python_headers() -> Finding:
-    header = python_header()
-    if header.exists():
-        return Finding("python headers", "ok", str(header))
-    remedy = "install them (Debian: apt-get install python3-dev); Triton and the C++ call path need them"
-    return Finding("python headers", "missing", f"{header} is not there", remedy)
-
-
-def _ninja() -> Finding:
-    """Report ninja, on the path or beside this Python, as pip installs it."""
-    if found := find_ninja():
-        return Finding("ninja", "ok", _first_line(found, "--version"))
-    remedy = "pip install ninja; until then the C++ compiler is called directly"
-    return Finding("ninja", "note", "none on the path", remedy)
+    usable = None if missing else f"usable, cuda-bindings {_installed('cuda-bindings')}"
+    remedy = "on an H100 or H200: pip install 'rooflane[hopper]'; without it the slower Triton kernels run there"
+    return [*findings, _present("nvrtc", usable, remedy, f"cannot be used ({missing})", "note")]
 
 
 def _cpp_compiler() -> Finding:

@@ -1,13 +1,20 @@
-"""Profile one forward: the time, arithmetic, traffic and place under the roofline of every operation."""
+"""Profile one forward: the time, arithmetic, traffic and place under the roofline of every operation.
+
+On CUDA an operation is a kernel or a copy, on a CPU an aten operation.
+"""
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 from rooflane.baseline import (
     CONTROLS,
@@ -19,7 +26,6 @@ from rooflane.baseline import (
 )
 from rooflane.dispatch import Profile, load_profile
 from rooflane.dispatch.ledger import Op, ledger
-from rooflane.eval.device.operation_trace import Forward, Launch, count_launches, trace
 from rooflane.eval.device.probe import measure_once
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.record.environment import resolve_device
@@ -29,8 +35,41 @@ from rooflane.eval.worker.candidates import load_rule_table, parse_candidate
 from rooflane.eval.worker.clock import make_clock
 from rooflane.shapes import Shape
 
+Forward = Callable[[Tensor, Tensor | None], Tensor]
+
+COPY_PREFIX = "Memcpy DtoD"
+# Other transfers and fills the driver lists beside kernels; the baseline submits none of them.
+NEITHER_PREFIXES = ("Memcpy ", "Memset ")
+# torch.compile names each graph by a hash; the time of its own loops is listed apart from the operations it calls.
+GENERATED_PREFIX = "## Call CompiledFxGraph"
+GENERATED_NAME = "compiled graph's generated code"
+# Host functions that call the operation that does the work; that operation is listed instead.
+WRAPPER_NAMES = """
+    linear matmul reshape contiguous clone masked_fill ones zeros layer_norm softmax to _to_copy type_as
+    scaled_dot_product_attention chunk split unbind flatten
+"""
+# Host functions that read and write no element.
+METADATA_NAMES = """
+    empty empty_like empty_strided new_empty view _unsafe_view as_strided transpose t permute expand unsqueeze squeeze
+    slice select narrow _reshape_alias resolve_conj resolve_neg detach alias lift_fresh result_type is_nonzero item
+    _local_scalar_dense split_with_sizes
+"""
+NO_WORK = frozenset(f"aten::{name}" for name in (WRAPPER_NAMES + METADATA_NAMES).split())
 WALL_CALLS = 5
 SEED = 1234
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One stretch of work as the profiler saw it.
+
+    `kind` is kernel or copy on CUDA, operation on a CPU, and region for the code round operations there, such as a
+    compiled graph's generated loops.
+    """
+
+    name: str
+    seconds: float
+    kind: str
 
 
 @dataclass(frozen=True)
@@ -98,37 +137,21 @@ class ForwardProfile:
         """Return the profile as plain values, the form JSON output carries."""
         rows = []
         for operation in self.operations:
-            bound = operation.roof(self.profile, self.shape.dtype)
-            rows.append(
-                {
-                    "name": operation.name,
-                    "kind": operation.kind,
-                    "count": operation.count,
-                    "seconds": operation.seconds,
-                    "flops": operation.flops,
-                    "bytes": operation.bytes,
-                    "flops_per_s": operation.flops_per_s,
-                    "bytes_per_s": operation.bytes_per_s,
-                    "bound": bound and bound[0],
-                    "share_of_roof": bound and bound[1],
-                }
-            )
+            bound, share = operation.roof(self.profile, self.shape.dtype) or (None, None)
+            rates = {"flops_per_s": operation.flops_per_s, "bytes_per_s": operation.bytes_per_s}
+            rows.append(asdict(operation) | rates | {"bound": bound, "share_of_roof": share})
+        plain = {name: getattr(self, name) for name in ("arm", "device", "kernels", "copies", "wall_s", "busy_s")}
         return {
             "shape": self.shape.as_dict(),
-            "arm": self.arm,
-            "device": self.device,
+            **plain,
             "profile": self.profile.name,
-            "kernels": self.kernels,
-            "copies": self.copies,
-            "wall_s": self.wall_s,
-            "busy_s": self.busy_s,
             "baseline_flops": self.baseline_flops,
             "note": self.note,
             "operations": rows,
         }
 
 
-def profile_arm(shape: Shape, arm: str, device: str, profile: str, rules: str | None) -> ForwardProfile:
+def profile_arm(shape: Shape, arm: str, device: str, profile_name: str, rules: str | None) -> ForwardProfile:
     """Build the eager baseline, a control or a candidate for a shape as the evaluator does, and profile it.
 
     Raises `EvaluationError` when the arm cannot be built on the device.
@@ -138,8 +161,8 @@ def profile_arm(shape: Shape, arm: str, device: str, profile: str, rules: str | 
     if arm != EAGER and arm not in CONTROLS:
         parse_candidate(arm)  # a wrong name is its own paragraph, not a failure to build
     # On a CPU the shipped profile describes another host; a roof must be this host's.
-    measure_once(profile, place.type)
-    limits = load_profile(profile, place.type)
+    measure_once(profile_name, place.type)
+    limits = load_profile(profile_name, place.type)
     model = build_baseline(shape, place, SEED)
     forward: Forward | None = model
     if arm != EAGER:
@@ -163,19 +186,15 @@ def profile_operations(
     launches = trace(forward, x, mask)
     ops = ledger(shape, masked=mask is not None).ops
     matched = match_ledger(launches, ops, x.device.type) if arm == EAGER else None
-    if matched is not None:
-        operations, note = _add_up_matched(matched), ""
-    elif arm == EAGER:
-        operations = _add_up_launches(launches)
-        note = (
-            f"the profiler saw {len(launches)} operations and the ledger lists {sum(op.device_ops for op in ops)}: "
-            "so FLOPs and bytes are left out"
-        )
-    else:
-        operations = _add_up_launches(launches)
+    note = ""
+    if arm != EAGER:
         note = (
             "fused kernels do not report their FLOPs and bytes; the baseline's arithmetic is given for the whole call"
         )
+    elif matched is None:
+        listed = sum(op.device_ops for op in ops)
+        note = f"FLOPs and bytes are unknown: the profiler saw {len(launches)} operations, the ledger lists {listed}"
+    operations = _add_up_launches(launches) if matched is None else _add_up_matched(matched)
     kernels, copies = count_launches(launches)
     wall_s = _wall_s(forward, x, mask)
     return ForwardProfile(shape, arm, x.device.type, limits, operations, kernels, copies, wall_s, note)
@@ -235,3 +254,57 @@ def _wall_s(forward: Forward, x: Tensor, mask: Tensor | None) -> float:
             await_device()
             times.append(time.perf_counter() - start)
     return statistics.median(times)
+
+
+def count_device_operations(forward: Forward, x: Tensor, mask: Tensor | None) -> tuple[int, int]:
+    """Return (kernels, device-to-device copies) of one call on CUDA; on a CPU, (operations, 0)."""
+    return count_launches(trace(forward, x, mask))
+
+
+def count_launches(launches: list[Launch]) -> tuple[int, int]:
+    """Return (kernels or operations, device-to-device copies); regions are neither."""
+    kinds = [launch.kind for launch in launches]
+    return kinds.count("kernel") + kinds.count("operation"), kinds.count("copy")
+
+
+def trace(forward: Forward, x: Tensor, mask: Tensor | None) -> list[Launch]:
+    """Return the operations of one warmed call in the order they started."""
+    # The profiler's library prints its own start and stop as errors.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    cuda, await_device = x.device.type == "cuda", make_clock(x.device).synchronize
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    with torch.inference_mode():
+        # Twice: the first call compiles or captures, and the profiler's own first use is slow.
+        for _ in range(2):
+            forward(x, mask)
+        await_device()
+        with profile(activities=activities) as profiler:
+            forward(x, mask)
+            await_device()
+    events = sorted(profiler.events(), key=lambda event: event.time_range.start)
+    if cuda:
+        return list(_device_launches(events))
+    roots = [event for event in events if event.cpu_parent is None]
+    return [launch for root in roots for launch in _host_launches(root)]
+
+
+def _device_launches(events: Iterable) -> Iterable[Launch]:
+    for event in events:
+        if event.device_type != DeviceType.CUDA or getattr(event, "is_user_annotation", False):
+            continue
+        if event.name.startswith(COPY_PREFIX):
+            yield Launch(event.name, event.time_range.elapsed_us() / 1e6, "copy")
+        elif not event.name.startswith(NEITHER_PREFIXES):
+            yield Launch(event.name, event.time_range.elapsed_us() / 1e6, "kernel")
+
+
+def _host_launches(event) -> Iterable[Launch]:
+    """Walk the call tree: wrappers and regions are entered, an operation takes its whole subtree's time."""
+    if "::" not in event.name:
+        name = GENERATED_NAME if event.name.startswith(GENERATED_PREFIX) else event.name
+        yield Launch(name, event.self_cpu_time_total / 1e6, "region")
+    elif event.name not in NO_WORK:
+        yield Launch(event.name, event.cpu_time_total / 1e6, "operation")
+        return
+    for child in sorted(event.cpu_children, key=lambda child: child.time_range.start):
+        yield from _host_launches(child)

@@ -22,7 +22,8 @@ from rooflane.eval.report.page.drawing import (
     shorten,
     write_text,
 )
-from rooflane.eval.report.page.source import matrix_rates, number
+from rooflane.eval.report.page.source import matrix_rates
+from rooflane.eval.report.table import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -21,7 +21,7 @@ class ExportError(ValueError):
 def collect_files(roots: Iterable[str]) -> dict[str, str]:
     """Return the texts of the modules `roots` and of all that they import from their packages, by path, sorted.
 
-    A path is relative to the folder of the package, such as "rooflane/shapes/table.py". Imports in functions count,
+    A path is relative to the folder of the package, such as "rooflane/shapes/shape.py". Imports in functions count,
     imports under `if TYPE_CHECKING` do not. Raises `ExportError` for an import of another library, unless the module
     runs without it (under `try` or `suppress`), and for a module without a Python source.
     """

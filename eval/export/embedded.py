@@ -20,7 +20,7 @@ from typing import Any
 
 
 class EmbeddedPackages(MetaPathFinder, InspectLoader):
-    """The importer of the Python modules and data files in `files`, texts by path such as "rooflane/shapes/table.py".
+    """The importer of the Python modules and data files in `files`, texts by path such as "rooflane/shapes/shape.py".
 
     Their packages get names of their own, so an installed package of the same name is neither used nor changed: the
     name in import statements and at the start of strings is replaced as a module is read. `inspect.getsource`, by which

@@ -47,18 +47,18 @@ def machine_of(environment: Mapping[str, Any]) -> str:
 
 
 def software_of(environment: Mapping[str, Any]) -> str:
-    """Return the versions that decide how fast and how evenly eager runs."""
+    """Return the versions that decide the speed and the noise of eager."""
     names = ("torch", "triton", "cuda", "driver")
     return ", ".join(f"{name} {environment[name]}" for name in names if environment.get(name))
 
 
 def store_path() -> Path:
-    """Return the file in which this user's campaigns leave their nulls."""
+    """Return the file that stores the nulls of this user's campaigns."""
     return state_dir() / NULLS_FILE
 
 
 def append_nulls(path: Path, nulls: Iterable[NullResult]) -> None:
-    """Add nulls to a store, each campaign's arm once, one writer at a time."""
+    """Add nulls to a store under a file lock; an arm that a campaign stored already is skipped."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a+", encoding="utf-8") as file:
@@ -88,7 +88,7 @@ def matching(nulls: Sequence[NullResult], key: Key, run: str) -> list[NullResult
 
 
 def stored_logs(nulls: Sequence[NullResult], labels: Mapping[str, str]) -> tuple[list[float], dict[str, list[float]]]:
-    """Return log-ratios to take floors from: of means over these very shapes, and of each shape by its id."""
+    """Return the log-ratios that floors are made of: means over exactly these shapes, and each shape by its id."""
     wanted = set(labels.values())
     means = [null.log for null in nulls if set(null.shapes) == wanted]
     shapes = {name: [null.shapes[label] for null in nulls if label in null.shapes] for name, label in labels.items()}
@@ -104,6 +104,6 @@ def _parse(path: Path, lines: Iterable[str]) -> list[NullResult]:
         try:
             found.append(NullResult.model_validate(json.loads(line)))
         except (ValueError, ValidationError) as error:
-            said = str(error).splitlines()[0]
-            raise EvaluationError(f"{path}:{number}: not a null result ({said}); remove the line") from None
+            problem = str(error).splitlines()[0]
+            raise EvaluationError(f"{path}:{number}: not a null result ({problem}); remove the line") from None
     return found

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -31,6 +32,7 @@ Status = Literal["ok", "incorrect", "error", "oom", "unsupported", "infeasible",
 Kind = Literal["baseline", "control", "candidate", "copy", "noop", "anchor", "reference"]
 ContractClass = Literal["pure", "contract-dependent", "incorrect"]
 Key = tuple[int, str, str]
+Row = TypeVar("Row", bound=BaseModel)
 
 TILE = 128
 # Upper edges of the histogram's bins, in units of the tolerance; a last bin holds what lies above 1 and fails.
@@ -280,8 +282,8 @@ class RunMeta(BaseModel):
         return next(prediction for prediction in self.predictions if prediction.shape == shape_id)
 
 
-def append_records(path: Path, records: Iterable[Record]) -> bytes:
-    """Append rows to a record file, wait for the disk, and return the bytes written.
+def append_records(path: Path, records: Iterable[BaseModel]) -> bytes:
+    """Append rows to a file of JSON lines, wait for the disk, and return the bytes written.
 
     All rows go in one write, so an interruption leaves whole rows and at most one torn line at the end; a torn line
     left by an earlier interruption is ended first.
@@ -297,37 +299,44 @@ def append_records(path: Path, records: Iterable[Record]) -> bytes:
 
 
 def read_records(path: Path) -> list[Record]:
-    """Read a record file; of rows with one key the later one is kept, at the place of the first.
+    """Read a record file; see `read_rows`."""
+    return read_rows(path, Record)
+
+
+def read_rows(path: Path, kind: type[Row]) -> list[Row]:
+    """Read a file of rows that have a `key`; of rows with one key the later one is kept, at the place of the first.
 
     A torn line (no newline followed it when it was written) is dropped. Raises `EvaluationError` on any other line
-    that is no record.
+    that is not of this kind.
     """
     if not path.exists():
         return []
-    rows: dict[Key, Record] = {}
+    rows: dict[Any, Row] = {}
     lines = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            record = Record.model_validate_json(line)
+            row = kind.model_validate_json(line)
         except ValidationError as error:
             if _is_torn(line):
                 continue
-            first = error.errors()[0]
-            place = ".".join(map(str, first["loc"])) or "the line"
             raise EvaluationError(
-                f"{path}:{number}: not a record of this version ({place}: {first['msg']}); "
+                f"{path}:{number}: not a record of this version ({first_problem(error, 'the line')}); "
                 f"read it with the rooflane that wrote it, or remove the line"
             ) from None
-        rows[record.key] = record
+        rows[row.key] = row
     return list(rows.values())
+
+
+def first_problem(error: ValidationError, whole: str) -> str:
+    """Return the field and the text of the first problem; `whole` names the place of one that no field has."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc'])) or whole}: {first['msg']}"
 
 
 def _is_torn(line: bytes) -> bool:
     """Return whether a line stops before its JSON object does."""
-    import json
-
     try:
         json.loads(line)
     except ValueError:

@@ -7,8 +7,16 @@ from collections import Counter
 
 from rooflane.eval.record.records import COPY_PREFIX, TILE
 from rooflane.eval.report.table import NONE, Table, grouped, interval, number, percent, price, ratio, spread, times
-from rooflane.eval.stats.accuracy import COLUMNS, AccuracyLine
-from rooflane.eval.stats.figures import JUDGED_KINDS, LAUNCH_SHARE, NULL, ShapeRow, Spread, Summary
+from rooflane.eval.stats.figures import (
+    COLUMNS,
+    JUDGED_KINDS,
+    LAUNCH_SHARE,
+    NULL,
+    AccuracyLine,
+    ShapeRow,
+    Spread,
+    Summary,
+)
 
 
 def verdict_table(summary: Summary, candidate: str) -> Table:
@@ -164,7 +172,7 @@ def prediction_table(summary: Summary) -> Table:
                 ratio(cell.event_ms.centre if cell.event_ms else None, cell.predicted_ms),
             )
         )
-    counts = ", ".join(f"{count} {said} measured as {was}" for (said, was), count in sorted(hits.items()))
+    counts = ", ".join(f"{count} {regime} measured as {found}" for (regime, found), count in sorted(hits.items()))
     return Table(
         title="Prediction against measurement (ms)",
         columns=(
@@ -204,15 +212,15 @@ def finding_table(summary: Summary) -> Table:
     rows = []
     for row in summary.rows:
         for cell in row.cells.values():
-            said = list(cell.findings)
+            texts = list(cell.findings)
             if cell.contract and cell.event_ms:
-                said.append(f"declared: {cell.contract}")
-            said += cell.notes
+                texts.append(f"declared: {cell.contract}")
+            texts += cell.notes
             if cell.hidden_ms:
-                said.append(f"neither device clock nor host clock sees {number(cell.hidden_ms)} ms of a call")
+                texts.append(f"neither device clock nor host clock sees {number(cell.hidden_ms)} ms of a call")
             if cell.kind not in JUDGED_KINDS and cell.status not in ("ok", "skipped", "unsupported"):
-                said.append(f"{cell.status}: {cell.reason}")
-            rows += [(row.shape.id, cell.arm, text) for text in said]
+                texts.append(f"{cell.status}: {cell.reason}")
+            rows += [(row.shape.id, cell.arm, text) for text in texts]
     return Table("Findings", ("shape", "arm", "finding"), grouped(rows), 3, prose=True)
 
 

@@ -54,18 +54,18 @@ def render_comparison(comparison: Comparison, console: Console) -> None:
     print_table(comparison_table(comparison), console)
     reasons = [(pair.shape, pair.why) for pair in comparison.pairs if pair.verdict == Verdict.NONE]
     left_out = [(shape, reason) for shape, reason in comparison.left_out.items()]
-    for said, rows in (("no verdict", reasons), ("left out", left_out)):
+    for what, rows in (("no verdict", reasons), ("left out", left_out)):
         for names, reason in grouped(rows):
-            print_text(f"{said} on {counted_shapes(names)}: {reason}", console)
+            print_text(f"{what} on {counted_shapes(names)}: {reason}", console)
     for note in comparison.notes:
         print_text(f"note: {note}", console)
     mean = f"geometric mean {interval(comparison.geomean)}" if comparison.geomean else "no geometric mean"
-    said = "" if comparison.verdict == Verdict.NONE else "A is "
-    print_text(f"{mean}; {said}{verdict_word(comparison.verdict)}: {comparison.why}", console, style="bold")
+    subject = "" if comparison.verdict == Verdict.NONE else "A is "
+    print_text(f"{mean}; {subject}{verdict_word(comparison.verdict)}: {comparison.why}", console, style="bold")
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """Return both times of each shape, their ratio and what it says of A."""
+    """Return a row a shape: the verdict on A, both times and their ratio."""
     rows = []
     for pair in comparison.pairs:
         b_ms, a_ms = ratio_columns(pair.b_ms, pair.a_ms, pair.ratio)
@@ -132,9 +132,7 @@ def update_between_markers(path: str | Path, name: str, text: str) -> bool:
 def print_table(table: Table, console: Console) -> None:
     """Print a table that fits the console, and a blank line after it; brackets in its cells are text."""
     for index, line in enumerate(terminal_lines(table, console.width)):
-        console.print(
-            line, style="bold" if index == 0 else "", markup=False, highlight=False, emoji=False, soft_wrap=True
-        )
+        _print_line(line, console, "bold" if index == 0 else "")
     console.print()
 
 

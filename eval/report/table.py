@@ -7,8 +7,8 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from rooflane.eval.stats.estimator import Interval
 from rooflane.eval.stats.figures import Cell, Spread
-from rooflane.eval.stats.intervals import Interval
 
 NONE = "-"
 GAP = "  "
@@ -127,14 +127,6 @@ def ratio(measured: float | None, predicted: float | None) -> str:
     return times(measured / predicted) if measured and predicted else NONE
 
 
-def size(count: int | None) -> str:
-    """Return bytes in the unit that reads best."""
-    if count is None:
-        return NONE
-    unit, scale = next((pair for pair in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)) if count >= pair[1]), ("kB", 1e3))
-    return f"{count / scale:.3g} {unit}"
-
-
 def price(value: Interval | None) -> str:
     """Return a price with its interval."""
     if value is None:
@@ -147,12 +139,6 @@ def price(value: Interval | None) -> str:
 def percent(value: float | None) -> str:
     """Return a share as a percentage."""
     return NONE if value is None else f"{value:.1%}"
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: 1 process, 3 processes."""
-    plural = noun + ("es" if noun.endswith("s") else "s")
-    return f"{number} {noun if number == 1 else plural}"
 
 
 def grouped(rows: Sequence[tuple[str, ...]], column: int = 0) -> tuple[tuple[str, ...], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rooflane.dispatch.units import counted, size
 from rooflane.eval.report.detail_tables import (
     accuracy_table,
     clock_table,
@@ -14,13 +15,11 @@ from rooflane.eval.report.detail_tables import (
 from rooflane.eval.report.table import (
     NONE,
     Table,
-    counted,
     grouped,
     interval,
     number,
     percent,
     price,
-    size,
     time_columns,
     times,
 )
@@ -126,8 +125,8 @@ def oversize_table(summary: Summary) -> Table:
                     *reversed(time_columns(cell)),
                     interval(cell.speedup),
                     number(cell.use),
-                    size(cell.predicted_peak_bytes),
-                    size(cell.measured_peak_bytes),
+                    _bytes(cell.predicted_peak_bytes),
+                    _bytes(cell.measured_peak_bytes),
                     number(cell.tokens_per_s),
                     number(cell.price_per_1e9_tokens),
                 )
@@ -201,12 +200,12 @@ def environment_line(summary: Summary) -> str:
 def conditions(summary: Summary) -> list[str]:
     """Return what a reader must know about the campaign as a whole: dropped blocks, slow host, clock tick, overhead."""
     lines = []
-    if said := summary.contamination.describe():
-        lines.append(said)
-    if summary.host and (said := summary.host.describe()):
-        lines.append(said)
-    if said := _window(summary):
-        lines.append(said)
+    if text := summary.contamination.describe():
+        lines.append(text)
+    if summary.host and (text := summary.host.describe()):
+        lines.append(text)
+    if text := _window(summary):
+        lines.append(text)
     if summary.meta.overhead_share is not None:
         share = percent(summary.meta.overhead_share)
         lines.append(f"{share} of the run's time was neither warm-up, measurement nor verification{_spent(summary)}")
@@ -232,11 +231,11 @@ def _window(summary: Summary) -> str:
         return ""
     shortest, shape = min(calls)
     share = summary.tick_ns / (shortest * 1e6)
-    said = (
+    text = (
         f"one call between two events (k = 1), whose clock ticks every {summary.tick_ns / 1e3:g} us: "
         f"{share:.2%} of the shortest call (shape {shape})"
     )
-    return said if share <= COARSE_TICK else f"{said}, too coarse for a ratio nearer than that"
+    return text if share <= COARSE_TICK else f"{text}, too coarse for a ratio nearer than that"
 
 
 def verdict_word(verdict: str) -> str:
@@ -301,3 +300,8 @@ def _control(cell: Cell) -> str:
     if cell.speedup is None:
         return "few clean" if cell.status == "ok" else cell.status
     return f"{times(cell.speedup.centre)}x" + (GATE_MARK if cell.status == "incorrect" else "")
+
+
+def _bytes(count: int | None) -> str:
+    """Return bytes in the unit that fits, a dash where they are not known."""
+    return NONE if count is None else size(count)

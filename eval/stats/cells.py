@@ -4,60 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import fmean, median
 from typing import Any
 
-from rooflane.eval.record.records import ANCHOR, COPY_PREFIX, EAGER, NOOP, Record, RunMeta, Timing
-from rooflane.eval.stats.contamination import Contamination
-from rooflane.eval.stats.estimator import Estimate, Paired, pair_arms
+from rooflane.eval.record.records import ANCHOR, COPY_PREFIX, EAGER, NOOP, RunMeta, Timing
+from rooflane.eval.stats.estimator import Estimate, Interval, t_interval
+from rooflane.eval.stats.evidence import Measured
 from rooflane.eval.stats.figures import JUDGED_KINDS, NULL, REFERENCE, Cell, Spread
-from rooflane.eval.stats.intervals import Interval, t_interval
 from rooflane.eval.stats.price import break_even_calls, price_interval, price_per_1e9, throughput
-from rooflane.eval.stats.rounds import Rounds, dividend, hidden_ns, launch_share
+from rooflane.eval.stats.rounds import dividend, hidden_ns, launch_share
 from rooflane.eval.stats.verdict import Floors, Verdict, judge
 
 # One failure among eight processes is a failure of the arm.
 SEVERITY = ("ok", "skipped", "infeasible", "unsupported", "oom", "error", "incorrect")
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A run's rows by shape and arm, their round medians, and the disturbed blocks."""
-
-    meta: RunMeta
-    by_cell: Mapping[tuple[str, str], Mapping[int, Record]]
-    rounds: Rounds
-    contamination: Contamination
-
-    def rows(self, shape: str, arm: str) -> Mapping[int, Record]:
-        """Return an arm's rows on a shape by process."""
-        return self.by_cell.get((shape, arm), {})
-
-    def pair(self, shape: str, base: str, arm: str) -> Paired:
-        """Return two arms on a shape by pairs of clean blocks."""
-        return pair_arms(self.rounds, shape, base, arm, self.contamination)
-
-    def times(self, shape: str, arm: str) -> dict[int, float]:
-        """Return each process's nanoseconds of a call: the geometric mean of its clean rounds' medians.
-
-        A process without a clean block is left out, unless none has one. Of the chunked reference, the sum over all
-        batch elements; where not every one was timed, the mean of those that were stands for the rest.
-        """
-        found, all_rounds = {}, {}
-        for process, medians in self.rounds.of(shape, arm).items():
-            timing = self.rows(shape, arm)[process].timing
-            if timing.elements_total:
-                found[process] = fmean(timing.event_ns[0]) * timing.elements_total
-                continue
-            dropped = self.contamination.at(shape, process)
-            taken = {index: math.log(value) for index, value in enumerate(medians) if value is not None}
-            clean = [log for index, log in taken.items() if index // 2 not in dropped]
-            if clean:
-                found[process] = math.exp(fmean(clean))
-            if taken:
-                all_rounds[process] = math.exp(fmean(taken.values()))
-        return found or all_rounds
 
 
 def make_cell(measured: Measured, shape: str, name: str) -> Cell:
@@ -116,7 +76,7 @@ def make_cell(measured: Measured, shape: str, name: str) -> Cell:
 def judged(cell: Cell, measured: Measured, shape: str, found: Estimate, floors: Floors, claims: bool) -> Cell:
     """Return a candidate's cell with what depends on all shapes: Holm's correction, floor and verdict.
 
-    `claims` says whether the campaign may claim a verdict at all.
+    `claims` is false for a campaign that may claim no verdict.
     """
     one = found.shapes.get(shape)
     if one is None:

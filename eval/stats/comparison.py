@@ -1,4 +1,4 @@
-"""Compare two arms by latency: in one campaign by pairs, across two by Welch; both with floor and verdict."""
+"""Compare two arms by latency, with floor and verdict: in pairs within one run, by Welch's t between two runs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from typing import Any
 from rooflane.eval.exit_codes import EvaluationError, ExitCode
 from rooflane.eval.record.nulls import machine_of, software_of
 from rooflane.eval.record.records import EAGER
-from rooflane.eval.stats.estimator import Estimate, ShapeEstimate, estimate, welch_by_shape
+from rooflane.eval.stats.estimator import Estimate, Interval, ShapeEstimate, estimate, welch_by_shape, welch_interval
 from rooflane.eval.stats.evidence import Evidence
 from rooflane.eval.stats.figures import required
-from rooflane.eval.stats.intervals import Interval, welch_interval
 from rooflane.eval.stats.run import Run, open_run
-from rooflane.eval.stats.verdict import MARGIN, Floor, Floors, Verdict, find_floors, judge, judge_campaign
+from rooflane.eval.stats.verdict import MARGIN, Floor, Floors, Judgement, Verdict, find_floors, judge, judge_campaign
 
 SEPARATOR = "::"
 
@@ -32,12 +31,12 @@ class Side:
     evidence: Evidence
 
     def plans(self, shape: str) -> bool:
-        """Tell whether the run planned the arm on a shape: controls and copies only run where eager fits."""
+        """Tell whether the run planned the arm on a shape. Controls and copies run only where eager fits the memory."""
         meta = self.run.meta
         return all(found.id != shape for found in meta.shape_list()) or self.arm in meta.planned(0, shape)
 
     def unusable(self, shape: str) -> str:
-        """Return why the arm cannot be compared on a shape, empty when it can."""
+        """Return why the arm cannot be compared on a shape, or an empty text."""
         rows = list(self.evidence.measured.rows(shape, self.arm).values())
         if not self.evidence.measured.rounds.of(shape, self.arm):
             return f"not measured by {self.label}"
@@ -57,7 +56,7 @@ class Side:
 
 
 def find_side(text: str, run: Run | None) -> Side:
-    """Find the run and arm a text names."""
+    """Return the run and the arm that a text names."""
     place, separator, arm = text.partition(SEPARATOR)
     if run is not None and not separator and not Path(place).is_dir():
         place, arm = "", place
@@ -70,7 +69,7 @@ def find_side(text: str, run: Run | None) -> Side:
     return Side(f"{found.meta.id}{SEPARATOR}{arm}", found, arm, Evidence.of(found.meta, records))
 
 
-# Settings that decide how many calls a figure rests on.
+# These settings decide how many calls a figure is made of.
 TIMED_BY = ("budget_s", "rounds", "repeats", "warmups")
 
 
@@ -131,15 +130,31 @@ def compare(a: str, b: str, *, run: Run | None = None, margin: float = MARGIN) -
     left_out |= {shape: "no clean block holds both" for shape in shapes if shape not in estimates}
     geomean = None if left_out else geomean
     floors = _floors(left, right, shapes, paired)
-    contaminated = _contaminated(left, right, floors)
-    processes = min(len(side.processes(shapes)) for side in (left, right))
-    quick = any(side.run.meta.settings["quick"] for side in (left, right))
-    judged = _Terms(processes, quick, contaminated, _unlike(left, right), margin)
-    pairs = [
-        Pair(shape, *times[shape], one.interval, *judged.shape(one, floors.shapes.get(shape)))
-        for shape, one in estimates.items()
-    ]
-    verdict, why = judged.mean(geomean, floors.geomean)
+    unlike = _unlike(left, right)
+    conditions = {
+        "processes": min(len(side.processes(shapes)) for side in (left, right)),
+        "quick": any(side.run.meta.settings["quick"] for side in (left, right)),
+        "contaminated": _contaminated(left, right, floors),
+        "margin": margin,
+    }
+
+    def judge_mean(mean: Interval | None, floor: Floor | None) -> Judgement:
+        if mean is None or unlike:
+            return Judgement(Verdict.NONE, unlike if mean else "there is no mean over every shape and process")
+        return judge_campaign(mean, floor, **conditions)
+
+    def judge_shape(one: ShapeEstimate, floor: Floor | None) -> Judgement:
+        found = judge_mean(one.interval, floor)
+        if found.verdict in (Verdict.NONE, Verdict.CONTAMINATED):
+            return found
+        return judge(one.interval, floor, margin=margin, holm_p=one.holm_p)
+
+    pairs = []
+    for shape, one in estimates.items():
+        floor = floors.shapes.get(shape)
+        found = judge_shape(one, floor)
+        pairs.append(Pair(shape, *times[shape], one.interval, found.verdict, found.why, one.holm_p, floor))
+    whole = judge_mean(geomean, floors.geomean)
     return Comparison(
         a=left.label,
         b=right.label,
@@ -147,50 +162,15 @@ def compare(a: str, b: str, *, run: Run | None = None, margin: float = MARGIN) -
         pairs=tuple(pairs),
         left_out=left_out,
         geomean=geomean,
-        verdict=verdict,
-        why=why,
+        verdict=whole.verdict,
+        why=whole.why,
         floor=floors.geomean,
         notes=_notes(left, right),
     )
 
 
-@dataclass(frozen=True)
-class _Terms:
-    """The conditions under which a comparison is judged."""
-
-    processes: int
-    quick: bool
-    contaminated: str
-    unlike: str
-    margin: float
-
-    def mean(self, geomean: Interval | None, floor: Floor | None) -> tuple[str, str]:
-        """Return the verdict on the geometric mean, and why."""
-        if geomean is None:
-            return Verdict.NONE, "there is no mean over every shape and process"
-        if self.unlike:
-            return Verdict.NONE, self.unlike
-        found = judge_campaign(
-            geomean,
-            floor,
-            processes=self.processes,
-            quick=self.quick,
-            contaminated=self.contaminated,
-            margin=self.margin,
-        )
-        return found.verdict, found.why
-
-    def shape(self, one: ShapeEstimate, floor: Floor | None) -> tuple[str, str, float | None, Floor | None]:
-        """Return the verdict on one shape, why, its corrected p and its floor."""
-        verdict, why = self.mean(one.interval, floor)
-        if verdict not in (Verdict.NONE, Verdict.CONTAMINATED):
-            found = judge(one.interval, floor, margin=self.margin, holm_p=one.holm_p)
-            verdict, why = found.verdict, found.why
-        return verdict, why, one.holm_p, floor
-
-
 def _common(left: Side, right: Side) -> tuple[list[str], dict[str, str]]:
-    """Return the shapes both can be compared on, in the files' order, and why the others are left out."""
+    """Return the shapes on which both can be compared, in file order, and the reason for each other shape."""
     common, left_out = [], {}
     sizes = [{shape.id: shape for shape in side.run.meta.shape_list()} for side in (left, right)]
     for shape in dict.fromkeys(shape.id for side in (left, right) for shape in side.run.meta.shape_list()):
@@ -218,7 +198,7 @@ Found = tuple[dict[str, ShapeEstimate], Interval | None, dict[str, tuple[float, 
 
 
 def _by_pairs(left: Side, right: Side, shapes: Sequence[str]) -> Found:
-    """Return the estimates of arms timed beside each other, and both times in ms over the same processes and blocks."""
+    """Return the estimates of two arms of one run, and both times in ms over the same processes and blocks."""
     processes = sorted(left.processes(shapes) & right.processes(shapes))
     measured = left.evidence.measured
     found = estimate(measured.rounds, shapes, right.arm, left.arm, processes, measured.contamination)
@@ -227,7 +207,7 @@ def _by_pairs(left: Side, right: Side, shapes: Sequence[str]) -> Found:
 
 
 def _by_welch(left: Side, right: Side, shapes: Sequence[str]) -> Found:
-    """Return the estimates of arms timed in different processes, and both times in ms, each over its own processes."""
+    """Return the estimates of arms of two runs, and both times in ms, each over its own processes."""
     logs = {shape: [side.logs(shape) for side in (left, right)] for shape in shapes}
     estimates = welch_by_shape({shape: (list(b.values()), list(a.values())) for shape, (a, b) in logs.items()})
     times = {shape: (_ms(a), _ms(b)) for shape, (a, b) in logs.items()}
@@ -246,12 +226,12 @@ def _floors(left: Side, right: Side, shapes: Sequence[str], paired: bool) -> Flo
     means: list[float] = []
     by_shape: dict[str, list[float]] = {}
     for side in dict.fromkeys((left, right)):
-        # Eager's null stands in for an arm of which no copy was timed.
+        # An arm without a timed copy uses eager's null.
         timed = [shape for shape in shapes if shape in side.evidence.counted]
         own = side.evidence.nulls(side.arm, shapes=timed) or side.evidence.nulls(EAGER, shapes=timed)
         nulls += own.values()
         if paired and side is right:
-            continue  # the stored nulls of one run are its left side's already
+            continue  # both sides are of one run, so its stored nulls were added already
         stored = side.evidence.stored(side.run.stored_nulls())
         means += stored.geomean
         for shape, logs in (stored.shapes or {}).items():
@@ -260,7 +240,7 @@ def _floors(left: Side, right: Side, shapes: Sequence[str], paired: bool) -> Flo
 
 
 def _unlike(left: Side, right: Side) -> str:
-    """Return why two runs timed different things, empty when they did not."""
+    """Return why two runs cannot be compared: fresh inputs in one and fixed in the other. Else an empty text."""
     inputs = [side.run.meta.settings["inputs"] for side in (left, right)]
     if inputs[0] == inputs[1]:
         return ""
@@ -268,7 +248,7 @@ def _unlike(left: Side, right: Side) -> str:
 
 
 def _contaminated(left: Side, right: Side, floors: Floors) -> str:
-    """Return why a comparison rests on a disturbed campaign, empty when it does not."""
+    """Return which run was disturbed too much for a verdict, or an empty text."""
     for side in (left, right):
         contamination = side.evidence.measured.contamination
         if contamination.too_much:
@@ -277,7 +257,7 @@ def _contaminated(left: Side, right: Side, floors: Floors) -> str:
 
 
 def _notes(left: Side, right: Side) -> tuple[str, ...]:
-    """Return what a reader must know beside the figures."""
+    """Return the conditions that a reader must know: contracts, disturbed blocks, other machines and settings."""
     notes = []
     for side in dict.fromkeys((left, right)):
         rows = [
@@ -290,8 +270,8 @@ def _notes(left: Side, right: Side) -> tuple[str, ...]:
         unplanned = [shape.id for shape in side.run.meta.shape_list() if not side.plans(shape.id)]
         if unplanned:
             notes.append(f"{side.label} was not planned on shape {', '.join(unplanned)}, which eager does not fit")
-        if said := side.evidence.measured.contamination.describe():
-            notes.append(f"run {side.run.meta.id}: {said}")
+        if disturbed := side.evidence.measured.contamination.describe():
+            notes.append(f"run {side.run.meta.id}: {disturbed}")
     places = [(machine_of(side.evidence.environment), software_of(side.evidence.environment)) for side in (left, right)]
     if places[0] != places[1]:
         notes.append(f"the runs differ in machine or software: {'; '.join(', '.join(place) for place in places)}")

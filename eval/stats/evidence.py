@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from rooflane.eval.record.nulls import Key, NullResult, machine_of, matching, software_of, stored_logs
 from rooflane.eval.record.records import COPY_PREFIX, EAGER, Record, RunMeta
-from rooflane.eval.stats.cells import Measured
-from rooflane.eval.stats.contamination import Contamination, find_contamination
-from rooflane.eval.stats.estimator import Estimate, estimate
+from rooflane.eval.stats.estimator import Estimate, Paired, estimate, pair_arms
 from rooflane.eval.stats.figures import NULL
-from rooflane.eval.stats.rounds import Rounds, rounds_of
+from rooflane.eval.stats.rounds import Contamination, Rounds, find_contamination, rounds_of
 from rooflane.eval.stats.verdict import LEAST_PROCESSES, MARGIN, Floors, Judgement, Verdict, find_floors, judge_campaign
 
 
@@ -82,6 +82,45 @@ def assess(
             margin=margin,
         )
     return Assessment(found, nulls, floors, judgement)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A run's rows by shape and arm, their round medians, and the disturbed blocks."""
+
+    meta: RunMeta
+    by_cell: Mapping[tuple[str, str], Mapping[int, Record]]
+    rounds: Rounds
+    contamination: Contamination
+
+    def rows(self, shape: str, arm: str) -> Mapping[int, Record]:
+        """Return an arm's rows on a shape by process."""
+        return self.by_cell.get((shape, arm), {})
+
+    def pair(self, shape: str, base: str, arm: str) -> Paired:
+        """Return two arms on a shape by pairs of clean blocks."""
+        return pair_arms(self.rounds, shape, base, arm, self.contamination)
+
+    def times(self, shape: str, arm: str) -> dict[int, float]:
+        """Return each process's nanoseconds of a call: the geometric mean of its clean rounds' medians.
+
+        A process without a clean block is left out, unless none has one. Of the chunked reference, the sum over all
+        batch elements; where not every one was timed, the mean of those that were stands for the rest.
+        """
+        found, all_rounds = {}, {}
+        for process, medians in self.rounds.of(shape, arm).items():
+            timing = self.rows(shape, arm)[process].timing
+            if timing.elements_total:
+                found[process] = fmean(timing.event_ns[0]) * timing.elements_total
+                continue
+            dropped = self.contamination.at(shape, process)
+            taken = {index: math.log(value) for index, value in enumerate(medians) if value is not None}
+            clean = [log for index, log in taken.items() if index // 2 not in dropped]
+            if clean:
+                found[process] = math.exp(fmean(clean))
+            if taken:
+                all_rounds[process] = math.exp(fmean(taken.values()))
+        return found or all_rounds
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How many processes a wanted resolution takes, before any of them runs."""
+"""How many processes a campaign needs to detect a gain of a given size."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.record.nulls import NullResult
-from rooflane.eval.stats.intervals import CONFIDENCE, t_quantile
+from rooflane.eval.stats.estimator import CONFIDENCE, t_quantile
 from rooflane.eval.stats.verdict import LEAST_PROCESSES
 
 POWER = 0.8
 MOST_PROCESSES = 64
-# Of an interval of 1: an effect to 1e-9.
+# Thirty halvings of an interval of 1 give the gain to 1e-9.
 BISECTIONS = 30
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How many processes see an effect, the power they have, and the smallest effect they see; minutes where known."""
+    """The processes that detect a gain, their power, the smallest gain they detect, and the minutes where known."""
 
     see: float
     sd: float
@@ -41,19 +41,19 @@ def power(effect: float, sd: float, processes: int, floor: float | None = None, 
     """Return the chance that a true gain of `effect` (0.01 is 1%) is called FASTER.
 
     `sd` is that of the per-process log of the geometric mean. The interval's lower bound must clear the floor: a
-    known one, or, where it is None, the null half-width of the same campaign. Without `gate` it must only clear 1.
+    known one, or the null half-width of the same campaign where it is None. Without `gate` the bound must only clear 1.
     """
     if processes < 2:
         return 0.0
     if sd == 0:
         return float(effect > (floor or 0.0) * gate)
-    from scipy.stats import nct
+    from scipy.special import nctdtr
 
     t = t_quantile(CONFIDENCE, processes - 1)
     away = math.log1p(effect) - (math.log1p(floor) if gate and floor else 0.0)
     # A provisional floor is a further half-width of the same size: t standard errors.
     shift = away * math.sqrt(processes) / sd - (t if gate and floor is None else 0.0)
-    return float(nct.sf(t, processes - 1, shift))
+    return float(1 - nctdtr(processes - 1, shift, t))
 
 
 def smallest_effect(
@@ -80,7 +80,7 @@ def plan(
     process_s: float | None = None,
     wanted: float = POWER,
 ) -> Plan:
-    """Return the fewest processes, at least six and at most `most`, that see a gain of `see` with the wanted power."""
+    """Return the fewest processes, from six to `most`, that detect a gain of `see` with the wanted power."""
     if not 0 < see < math.inf:
         raise EvaluationError(f"a gain to see must be above 0, got {see:.3g}; write it as 1% or 0.01")
     if not 0 <= sd < math.inf:

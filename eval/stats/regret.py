@@ -1,35 +1,36 @@
-"""Dispatch regret: what a rule table's choice costs against the best family measured, without the winner's curse.
+"""Dispatch regret: how much slower a rule table's choice is than the best family measured.
 
-The fastest of several equal families looks faster than it is, by the noise that made it the fastest. So the best is
-chosen for each process on the other processes alone, and judged on the one it was not chosen on.
+Noise makes one of several equal families look fastest, and its time too short (the winner's curse). So the best family
+of a process is chosen on the other processes, and its time is taken from that process.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rooflane.dispatch import Profile, RouteError, RuleTable, route
 from rooflane.eval.exit_codes import EvaluationError
-from rooflane.eval.record.records import EAGER, Record
-from rooflane.eval.stats.estimator import pair_arms
-from rooflane.eval.stats.intervals import Interval, t_interval
-from rooflane.eval.stats.rounds import Rounds, rounds_of
+from rooflane.eval.record.records import EAGER
+from rooflane.eval.stats.estimator import Interval, pair_arms, t_interval
+from rooflane.eval.stats.evidence import Evidence, Measured
 from rooflane.eval.stats.run import Run
 
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
+
 LEAST_PROCESSES = 2
-Logs = dict[str, dict[int, float]]  # by arm and process: log of its speedup over eager
 
 
 @dataclass(frozen=True)
 class ShapeRegret:
     """One shape: the arm the table chooses, the best one, and how many times longer the choice takes.
 
-    `apparent` is the same ratio with the best chosen on the very figures it is judged by; `best` is the arm chosen
-    in most processes.
+    `apparent` is the same ratio with the best arm chosen on the figures that judge it. `best` is the arm chosen in
+    most processes.
     """
 
     shape: str
@@ -42,11 +43,11 @@ class ShapeRegret:
 
 @dataclass(frozen=True)
 class Regret:
-    """A table against an oracle over the shapes of a run; ratios are times, above 1 the table loses.
+    """A table compared with an oracle over the shapes of a run. Each ratio is a time over another; above 1 is slower.
 
-    `table` is the choice over the oracle; `best_single` the best one family for all shapes, chosen as the oracle is,
-    over the oracle, and `single_over_table` that family over the table. `left_out` holds the reason for each shape that
-    is not counted.
+    `table` is the table's choice over the oracle. `best_single` is the best one family for all shapes over the oracle;
+    it is chosen as the oracle is. `single_over_table` is that family over the table. `left_out` holds the reason for
+    each shape that is not counted.
     """
 
     run: str
@@ -65,66 +66,113 @@ class Regret:
 
 
 def regret(run: Run, table: RuleTable) -> Regret:
-    """Return what the table's choices cost on the shapes of a run of several families.
+    """Return how much slower the table's choices are than the best family, on the shapes of a run.
 
     A shape counts when the family and options the table chooses are an arm of the run, with a right output and a time
     in every process, beside at least one other. Raises `EvaluationError` for a run of one process or without such a
     shape.
     """
-    processes = list(range(run.meta.settings["processes"]))
-    if len(processes) < LEAST_PROCESSES:
+    processes = run.meta.settings["processes"]
+    if processes < LEAST_PROCESSES:
         raise EvaluationError(
             f"{run.folder}: has one process, and the best family must be judged on another than it was chosen on; "
             "measure again with --processes 2 or more"
         )
-    records = run.records()
-    # Every process must judge the choice, so no block is dropped here.
-    rounds = rounds_of(records)
-    rows: dict[tuple[str, str], dict[int, Record]] = {}
-    for record in records:
-        rows.setdefault((record.shape_id, record.arm), {})[record.process] = record
+    measured = Evidence.of(run.meta, run.records()).measured
     profile = Profile.model_validate(run.meta.profile)
-    counted: list[tuple[ShapeRegret, Logs, list[float], list[float]]] = []
+    shapes: list[ShapeRegret] = []
+    frames: list[DataFrame] = []
+    chosen_logs, lost, seeming = [], [], []
     left_out: dict[str, str] = {}
     for shape in run.meta.shape_list():
-        logs = _usable_logs(run, shape.id, rows, rounds, processes)
+        logs = _logs(measured, shape.id)
         try:
             chosen = route(shape, profile, table)
         except RouteError as error:
             left_out[shape.id] = str(error)
             continue
-        wanted = (chosen.family, chosen.options)
-        arms = {
-            arm: (rows[shape.id, arm][processes[0]].family, rows[shape.id, arm][processes[0]].options) for arm in logs
-        }
-        choice = next((arm for arm, built in arms.items() if built == wanted), None)
-        if choice is None or len(set(map(str, arms.values()))) < 2:
+        first = {arm: measured.rows(shape.id, arm)[0] for arm in logs}
+        built = {arm: (row.family, row.options) for arm, row in first.items()}
+        choice = next((arm for arm, found in built.items() if found == (chosen.family, chosen.options)), None)
+        if choice is None or len(set(map(str, built.values()))) < 2:
             left_out[shape.id] = _why_not(chosen.family, chosen.rule.name, choice, list(logs))
             continue
-        oracle = {process: _best(logs, [other for other in processes if other != process]) for process in processes}
-        lost = [logs[oracle[process]][process] - logs[choice][process] for process in processes]
-        apparent = logs[_best(logs, processes)]
-        seeming = [apparent[process] - logs[choice][process] for process in processes]
-        picks = list(oracle.values())
-        row = ShapeRegret(
-            shape=shape.id,
-            rule=chosen.rule.name,
-            choice=choice,
-            best=max(dict.fromkeys(picks), key=picks.count),
-            regret=t_interval(lost),
-            apparent=math.exp(fmean(seeming)),
+        best = _best_of_others(logs)
+        frames.append(logs)
+        chosen_logs.append(logs[choice])
+        lost.append(_picked(logs, best) - logs[choice])
+        seeming.append(logs[logs.mean().idxmax()] - logs[choice])
+        shapes.append(
+            ShapeRegret(
+                shape=shape.id,
+                rule=chosen.rule.name,
+                choice=choice,
+                best=Counter(best).most_common(1)[0][0],
+                regret=_interval(lost[-1]),
+                apparent=math.exp(seeming[-1].mean()),
+            )
         )
-        counted.append((row, logs, lost, seeming))
-    if not counted:
-        reasons: dict[str, list[str]] = {}
-        for shape, reason in left_out.items():
-            reasons.setdefault(reason, []).append(shape)
-        why = "; ".join(f"shape {', '.join(names)}: {reason}" for reason, names in reasons.items())
+    if not shapes:
+        why = "; ".join(f"shape {names}: {reason}" for reason, names in _by_reason(left_out).items())
         raise EvaluationError(
             f"{run.folder}: no shape can be judged ({why}); measure the families beside each other, as in "
             "rooflane eval FILE --candidate FAMILY --candidate FAMILY"
         )
-    return _over_shapes(run, table, counted, left_out, processes)
+    count = len(shapes)
+    choices, losses = sum(chosen_logs) / count, sum(lost) / count
+    oracle = choices + losses
+    # One family for all shapes: only an arm that every shape has is a column of the sum.
+    means = (sum(frames) / count).dropna(axis=1)
+    single = None if means.empty else _picked(means, _best_of_others(means))
+    return Regret(
+        run=run.meta.id,
+        rules=table.title(),
+        shapes=tuple(shapes),
+        left_out=left_out,
+        table=_interval(losses),
+        apparent=math.exp((sum(seeming) / count).mean()),
+        singles={arm: _interval(oracle - logs) for arm, logs in means.items()},
+        best_single=None if single is None else _interval(oracle - single),
+        single_over_table=None if single is None else _interval(choices - single),
+    )
+
+
+def _logs(measured: Measured, shape: str) -> DataFrame:
+    """Return log-speedups over eager, one row a process: of the family arms right and timed in every process.
+
+    Every process must judge the choice, so no block is dropped.
+    """
+    import pandas
+
+    meta = measured.meta
+    processes = range(meta.settings["processes"])
+    found = {}
+    for arm in meta.candidates:
+        rows = measured.rows(shape, arm)
+        if all(process in rows and rows[process].status == "ok" for process in processes) and rows[0].family:
+            ratios = pair_arms(measured.rounds, shape, EAGER, arm).logs
+            if ratios.keys() >= set(processes):
+                found[arm] = ratios
+    return pandas.DataFrame(found, index=processes, dtype=float)
+
+
+def _best_of_others(logs: DataFrame) -> Series:
+    """Return for each process the arm that is fastest over the other processes."""
+    return (logs.sum() - logs).idxmax(axis=1)
+
+
+def _picked(logs: DataFrame, arms: Series) -> Series:
+    """Return each process's value of the arm named for it."""
+    return logs.stack().loc[list(arms.items())].droplevel(1)
+
+
+def _interval(logs: Series) -> Interval:
+    return t_interval(logs.tolist())
+
+
+def _by_reason(left_out: dict[str, str]) -> dict[str, str]:
+    """Return the shapes of each reason, joined by commas."""
+    return {reason: ", ".join(name for name in left_out if left_out[name] == reason) for reason in left_out.values()}
 
 
 def _why_not(family: str, rule: str, choice: str | None, measured: Sequence[str]) -> str:
@@ -138,59 +186,3 @@ def _why_not(family: str, rule: str, choice: str | None, measured: Sequence[str]
     if len(measured) > 1:
         return f"every arm measured there runs {family} ({have})"
     return f"a second family was not measured with a right output in every process (there is: {have})"
-
-
-def _over_shapes(
-    run: Run,
-    table: RuleTable,
-    counted: Sequence[tuple[ShapeRegret, Logs, list[float], list[float]]],
-    left_out: dict[str, str],
-    processes: Sequence[int],
-) -> Regret:
-    """Return the means over the shapes, each with its interval over the processes."""
-    lost = [fmean(shape[2][index] for shape in counted) for index in range(len(processes))]
-    everywhere = [arm for arm in counted[0][1] if all(arm in logs for _, logs, _, _ in counted)]
-    # One family for all: its mean log-speedup over the shapes, a process each.
-    means = {arm: {p: fmean(logs[arm][p] for _, logs, _, _ in counted) for p in processes} for arm in everywhere}
-    choice = {p: fmean(logs[row.choice][p] for row, logs, _, _ in counted) for p in processes}
-    oracle = [choice[process] + lost[index] for index, process in enumerate(processes)]
-    singles = {
-        arm: t_interval([oracle[index] - values[process] for index, process in enumerate(processes)])
-        for arm, values in means.items()
-    }
-    best = {p: means[_best(means, [other for other in processes if other != p])][p] for p in processes if means}
-    return Regret(
-        run=run.meta.id,
-        rules=table.title(),
-        shapes=tuple(row for row, _, _, _ in counted),
-        left_out=left_out,
-        table=t_interval(lost),
-        apparent=math.exp(fmean(fmean(seeming) for _, _, _, seeming in counted)),
-        singles=singles,
-        best_single=t_interval([oracle[i] - best[p] for i, p in enumerate(processes)]) if best else None,
-        single_over_table=t_interval([choice[p] - best[p] for p in processes]) if best else None,
-    )
-
-
-def _usable_logs(
-    run: Run,
-    shape: str,
-    rows: dict[tuple[str, str], dict[int, Record]],
-    rounds: Rounds,
-    processes: Sequence[int],
-) -> Logs:
-    """Return the log-speedups of the family arms that were right and timed in every process."""
-    logs = {}
-    for arm in run.meta.candidates:
-        found = rows.get((shape, arm), {})
-        right = all(process in found and found[process].status == "ok" for process in processes)
-        if right and found[processes[0]].family:
-            ratios = pair_arms(rounds, shape, EAGER, arm).logs
-            if all(process in ratios for process in processes):
-                logs[arm] = ratios
-    return logs
-
-
-def _best(logs: Logs, processes: Sequence[int]) -> str:
-    """Return the arm that is fastest over the processes named."""
-    return max(logs, key=lambda arm: fmean(logs[arm][process] for process in processes))

@@ -21,9 +21,11 @@ from rooflane.eval.record.records import (
     Record,
     RunMeta,
     append_records,
+    first_problem,
     read_records,
 )
-from rooflane.eval.stats.summary import Summary, campaign_nulls, summarise
+from rooflane.eval.stats.figures import Summary
+from rooflane.eval.stats.summary import campaign_nulls, summarise
 from rooflane.eval.stats.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -116,16 +118,16 @@ class Run:
         return campaign_nulls(self.meta, self.records(), self._process_s())
 
     def resume(self) -> None:
-        """Take the seal off a finished run so that it can go on; raises `EvaluationError` when it does not hold."""
+        """Remove the seal of a finished run so that it can continue; raises `EvaluationError` for a broken seal."""
         unseal(self.folder)
 
     def finish(self) -> str:
-        """Bind the run: lay the stored nulls its floor rests on beside its rows, leave its own, seal its files.
+        """Copy the stored nulls that the floor rests on into the folder, store this run's nulls, seal the files.
 
-        A run without a null of its own leaves the store alone. Returns why the store could not be used, empty when it
-        could: what was measured is sealed all the same.
+        A run without a null leaves the store unchanged. Returns why the store could not be used, or an empty text. The
+        files are sealed in both cases.
         """
-        said = ""
+        problem = ""
         own, path = self.nulls(), store_path()
         if own and not (self.folder / NULLS_FILE).exists():
             try:
@@ -133,9 +135,9 @@ class Run:
                 append_nulls(self.folder / NULLS_FILE, matching(stored, own[0].key, self.meta.id))
                 append_nulls(path, own)
             except EvaluationError as error:
-                said = str(error)
+                problem = str(error)
         seal(self.folder)
-        return said
+        return problem
 
     def _process_s(self) -> float | None:
         """Return the seconds one process took, from the first row's time to the last one's."""
@@ -146,7 +148,7 @@ class Run:
         return (end - start).total_seconds() / self.meta.settings["processes"]
 
     def resume_hint(self) -> str:
-        """Return the line that says how to continue the run."""
+        """Return the line that names the command to continue the run."""
         count = len(self.records())
         rows = "row is" if count == 1 else "rows are"
         return f"interrupted; {count} {rows} kept. Continue with: rooflane eval --resume {self.folder}"
@@ -174,7 +176,7 @@ def open_run(folder: str | Path) -> Run:
 
 
 def read_run(folder: str | Path) -> Run:
-    """Return the run in a folder, whatever its seal says."""
+    """Return the run in a folder without checking its seal."""
     folder = Path(folder)
     path = folder / RUN_FILE
     try:
@@ -190,10 +192,9 @@ def read_run(folder: str | Path) -> Run:
     except (OSError, UnicodeDecodeError) as error:
         raise EvaluationError(f"{path}: cannot be read ({error})") from None
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
         raise EvaluationError(
-            f"{path}: not a run of this version ({where}: {first['msg']}); read it with the rooflane that wrote it"
+            f"{path}: not a run of this version ({first_problem(error, 'the file')}); read it with the rooflane that "
+            "wrote it"
         ) from None
     return Run(folder, meta)
 

@@ -9,38 +9,21 @@ from typing import Any
 
 from rooflane.eval.record.nulls import NullResult, machine_of, software_of
 from rooflane.eval.record.records import COPY_PREFIX, EAGER, Record, RunMeta
-from rooflane.eval.stats.accuracy import accuracy_lines
-from rooflane.eval.stats.cells import Measured, judged, make_cell
-from rooflane.eval.stats.evidence import Assessment, Evidence
+from rooflane.eval.stats.cells import judged, make_cell
+from rooflane.eval.stats.evidence import Assessment, Evidence, Measured
 from rooflane.eval.stats.figures import (
     LAUNCH_SHARE,
-    NULL,
     REFERENCE,
     Cell,
-    Headline,
     ShapeRow,
-    Spread,
     Summary,
+    accuracy_lines,
 )
-from rooflane.eval.stats.headline import make_headline
+from rooflane.eval.stats.headline import make_headline, rank
 from rooflane.eval.stats.host_pace import host_pace
-from rooflane.eval.stats.ranking import rank
 from rooflane.eval.stats.rounds import clock_tick_ns
 from rooflane.eval.stats.verdict import LEAST_PROCESSES, Verdict
 from rooflane.shapes import Shape
-
-__all__ = [
-    "LAUNCH_SHARE",
-    "NULL",
-    "REFERENCE",
-    "Cell",
-    "Headline",
-    "ShapeRow",
-    "Spread",
-    "Summary",
-    "campaign_nulls",
-    "summarise",
-]
 
 
 def summarise(meta: RunMeta, records: Iterable[Record], stored: Sequence[NullResult] = ()) -> Summary:

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import fmean
 
-from rooflane.eval.stats.estimator import Estimate, half_width
-from rooflane.eval.stats.intervals import CONFIDENCE, Interval, t_interval
+from rooflane.eval.stats.estimator import CONFIDENCE, Estimate, Interval, half_width, t_interval
 
 # A further null exceeds the largest of k with probability 1 / (k + 1): 19 make that 5%.
 LEAST_STORED = 19
@@ -142,19 +141,19 @@ def judge(interval: Interval, floor: Floor | None, *, margin: float = MARGIN, ho
         return Judgement(Verdict.NONE, "one process gives no interval")
     if floor is None:
         return Judgement(Verdict.INCONCLUSIVE, "no identity null was timed, so the noise floor is unknown")
-    said = f"the floor of {floor.describe()}"
+    place = f"the floor of {floor.describe()}"
     proven = holm_p is None or holm_p <= 1 - CONFIDENCE
     if proven and interval.low > 1 + floor.value:
-        return Judgement(Verdict.FASTER, f"the interval lies above {said}")
+        return Judgement(Verdict.FASTER, f"the interval lies above {place}")
     if proven and interval.high < 1 - floor.value:
-        return Judgement(Verdict.SLOWER, f"the interval lies below {said}")
+        return Judgement(Verdict.SLOWER, f"the interval lies below {place}")
     if interval.low > 1 - margin and interval.high < 1 + margin:
         return Judgement(Verdict.EQUIVALENT, f"the whole interval lies within {margin:.2%} of 1")
     if interval.low <= 1 <= interval.high:
         return Judgement(Verdict.INCONCLUSIVE, "the interval contains 1")
     if not proven:
         return Judgement(Verdict.INCONCLUSIVE, f"not significant among all shapes (Holm p {holm_p:.2g})")
-    return Judgement(Verdict.INCONCLUSIVE, f"detected, below {said}")
+    return Judgement(Verdict.INCONCLUSIVE, f"detected, below {place}")
 
 
 def judge_campaign(
@@ -166,9 +165,10 @@ def judge_campaign(
     contaminated: str = "",
     margin: float = MARGIN,
 ) -> Judgement:
-    """Judge a campaign's geometric mean; `contaminated` says why the campaign has no figure, empty when it has.
+    """Judge a campaign's geometric mean; `contaminated` is why the campaign has no figure, or empty.
 
-    A quick campaign claims nothing, nor one with fewer than six processes that have clean blocks of every shape.
+    A quick campaign claims nothing. Nor does a campaign with fewer than six processes that have clean blocks of every
+    shape.
     """
     if quick:
         return Judgement(Verdict.NONE, "a quick run claims no verdict")

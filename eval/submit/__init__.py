@@ -5,7 +5,7 @@ from typing import Any
 
 # Loaded on first use: the worker needs the launcher's neighbours, not pydantic or rich.
 _HOMES = {
-    "campaign": ("SubmitEvent", "resume_submission", "submit"),
+    "runs": ("SubmitEvent", "resume_submission", "submit"),
     "organiser": ("read_organiser",),
     "parse": ("Figures", "parse_output"),
     "submission": ("Submission", "SubmitRow", "open_submission", "render_json", "summarise_submission"),

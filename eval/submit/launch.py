@@ -1,4 +1,4 @@
-"""Start one run of the script in a fresh process, with a time limit, and keep what it prints."""
+"""Run the script once in a fresh process, with a time limit, and keep what the script prints."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
@@ -22,7 +22,7 @@ READER_WAIT_S = 5.0
 
 
 class SubmitJob(BaseModel):
-    """What the worker of one run gets."""
+    """The request that the worker of one run reads."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -37,7 +37,7 @@ class SubmitJob(BaseModel):
 
 @dataclass(frozen=True)
 class End:
-    """How a run ended: its exit status (None: the time limit), what it printed (`cut`: too much), how long it took."""
+    """How a run ended. `status` is None at the time limit; `cut` marks printed text that was too long to keep."""
 
     status: int | None
     stdout: str
@@ -47,16 +47,12 @@ class End:
     environment: dict[str, Any]
 
 
-@dataclass
 class _Reader(threading.Thread):
     """Keeps the first `KEPT_BYTES` of a pipe and drains the rest."""
 
-    pipe: Any
-    kept: bytearray = field(default_factory=bytearray)
-    cut: bool = False
-
-    def __post_init__(self) -> None:
+    def __init__(self, pipe: Any) -> None:
         super().__init__(daemon=True)
+        self.pipe, self.kept, self.cut = pipe, bytearray(), False
 
     def run(self) -> None:
         with suppress(OSError, ValueError):
@@ -68,12 +64,9 @@ class _Reader(threading.Thread):
     def text(self) -> str:
         return bytes(self.kept).decode(errors="replace")
 
-    __hash__ = threading.Thread.__hash__
-    __eq__ = threading.Thread.__eq__
-
 
 def run_once(job: SubmitJob, time_limit_s: float) -> End:
-    """Run the script once; however this returns, the worker and every process it started are gone."""
+    """Run the script once. The worker and every process that it started have ended when this returns or raises."""
     start = monotonic()
     facts_end, write_end = os.pipe()
     process = subprocess.Popen(
@@ -102,12 +95,12 @@ def run_once(job: SubmitJob, time_limit_s: float) -> End:
         process.wait()
         for reader in readers:
             reader.join(READER_WAIT_S)
-        # Only now: by its end a worker notices that its parent is gone.
+        # The worker ends itself when this pipe closes, so it must stay open until the worker has ended.
         with suppress(BrokenPipeError):
             process.stdin.close()
-    out, err, said = readers
+    out, err, reported = readers
     try:
-        environment = json.loads(said.text())
+        environment = json.loads(reported.text())
     except ValueError:
         environment = {}
     return End(status, out.text(), err.text(), monotonic() - start, out.cut or err.cut, environment)

@@ -1,4 +1,4 @@
-"""Read the script's printed figures, and say what its end means."""
+"""Read the figures that the script prints, and explain its exit status."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ HALF_MS, HALF_RATE, HALF_SPEEDUP, SLACK = 0.5e-4, 0.5e-2, 0.5e-3, 1e-9
 
 
 class UnreadableError(ValueError):
-    """Printed figures that are missing, doubled or at odds with each other; the text names the line."""
+    """Printed figures are missing, doubled or contradict each other; the text names the line."""
 
 
 class Accuracy(BaseModel):
@@ -111,7 +111,7 @@ def parse_output(text: str, tokens: int, sizes: tuple[int | bool, ...] = ()) -> 
 
 
 def explain_end(returncode: int, out: str, err: str, candidate_files: tuple[str, ...]) -> tuple[Outcome, str]:
-    """Return the outcome an exit status and its output mean, and one line on it.
+    """Return the outcome of an exit status and its output, and the reason in one line.
 
     Status 2 with a failed summary is an accuracy failure, with argparse's usage on standard error a usage error. An
     exception whose traceback passes through one of `candidate_files` is the candidate's, any other the script's own.
@@ -159,7 +159,7 @@ def _accuracy(text: str) -> Accuracy:
 
 
 def _check_timing(figures: Figures, tokens: int) -> None:
-    """Raise `UnreadableError` when medians, rates and speedup cannot all be true, each to its printed digits."""
+    """Raise `UnreadableError` when medians, rates and speedup contradict each other by more than their rounding."""
     for name, side in (("baseline", figures.baseline), ("optimized", figures.optimized)):
         least, most = side.median_ms - HALF_MS, side.median_ms + HALF_MS
         rate = side.tokens_per_s
@@ -198,7 +198,7 @@ def largest(values: Iterable[float]) -> float:
 
 
 def _raised(text: str) -> str:
-    """Return the last exception's own line, or the last line that says something, shortened to `REASON_CHARACTERS`."""
+    """Return the line of the last exception, else the last line with text, cut to `REASON_CHARACTERS`."""
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     raised = [line for line in lines if _EXCEPTION.match(line)]
     return (raised or lines or [""])[-1].strip()[:REASON_CHARACTERS]

@@ -12,9 +12,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from rooflane.dispatch.units import counted
 from rooflane.eval.exit_codes import EvaluationError, ExitCode
-from rooflane.eval.record.records import SUBMISSION_FILE
-from rooflane.eval.stats.intervals import Interval, t_interval
+from rooflane.eval.record.records import SUBMISSION_FILE, append_records, first_problem, read_rows
+from rooflane.eval.stats.estimator import Interval, t_interval
 from rooflane.eval.submit.parse import Figures, Outcome, largest
 from rooflane.shapes import Shape
 
@@ -94,38 +95,12 @@ class Submission:
     interrupted: bool = False
 
     def rows(self) -> list[SubmitRow]:
-        """Return the rows written so far; a line torn off by an interruption is left out.
-
-        Raises `EvaluationError` on any other line that is no row.
-        """
-        path = self.folder / ROWS_FILE
-        rows: dict[Key, SubmitRow] = {}
-        lines = path.read_bytes().split(b"\n") if path.exists() else []
-        for number, line in enumerate(lines, start=1):
-            if not line:
-                continue
-            try:
-                row = SubmitRow.model_validate_json(line)
-            except ValidationError as error:
-                if number == len(lines):
-                    continue
-                first = error.errors()[0]
-                where = ".".join(map(str, first["loc"])) or "the line"
-                raise EvaluationError(
-                    f"{path}:{number}: not a row of this version ({where}: {first['msg']}); read it with the rooflane "
-                    "that wrote it, or remove the line"
-                ) from None
-            rows[row.key] = row
-        return list(rows.values())
+        """Return the rows written so far; a line torn off by an interruption is left out."""
+        return read_rows(self.folder / ROWS_FILE, SubmitRow)
 
     def append(self, row: SubmitRow) -> None:
-        """Write one row, ending a line that an interruption left torn."""
-        path = self.folder / ROWS_FILE
-        if path.exists():
-            whole, newline, _ = path.read_bytes().rpartition(b"\n")
-            path.write_bytes(whole + newline)
-        with path.open("ab") as file:
-            file.write(row.model_dump_json().encode() + b"\n")
+        """Write one row."""
+        append_records(self.folder / ROWS_FILE, [row])
 
     def missing(self) -> Sequence[Key]:
         """Return the keys that have no row yet, one process after the other, shapes in file order."""
@@ -161,11 +136,9 @@ def open_submission(folder: str | Path) -> Submission:
             "wrote"
         ) from None
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
         raise EvaluationError(
-            f"{path}: not a submission of this version ({where}: {first['msg']}); read it with the rooflane that "
-            "wrote it"
+            f"{path}: not a submission of this version ({first_problem(error, 'the file')}); read it with the rooflane "
+            "that wrote it"
         ) from None
     return Submission(Path(folder), meta)
 
@@ -269,11 +242,11 @@ def submission_table(summary: SubmitSummary) -> tuple[tuple[str, ...], list[tupl
 def remarks(summary: SubmitSummary) -> Iterator[str]:
     """Yield the lines under the tables: the geometric mean and every failure."""
     meta = summary.submission.meta
-    processes = "1 process" if meta.processes == 1 else f"{meta.processes} processes"
     if summary.geomean:
-        over = sum(not row.expected for row in summary.rows)
+        shapes = counted(sum(not row.expected for row in summary.rows), "shape")
         low = "" if summary.geomean.low is None else f" [{summary.geomean.low:.3g}, {summary.geomean.high:.3g}]"
-        yield f"{meta.candidate}: geometric mean {summary.geomean.centre:.3g}x{low} over {over} shapes, {processes}"
+        mean = f"geometric mean {summary.geomean.centre:.3g}x{low} over {shapes}"
+        yield f"{meta.candidate}: {mean}, {counted(meta.processes, 'process')}"
     else:
         yield f"{meta.candidate}: no geometric mean: {summary.why}"
     for row in summary.rows:
@@ -305,7 +278,7 @@ def _shape_figures(shape: Shape, family: str, rows: Sequence[SubmitRow]) -> Shap
 
 
 def _plain(row: ShapeFigures) -> dict[str, Any]:
-    """Return a row as JSON's values; an error that is not finite as a word, which JSON has no number for."""
+    """Return a row as JSON's values; an error that is not finite is a word, because JSON has no number for it."""
     values = asdict(row)
     if row.max_abs is not None and not math.isfinite(row.max_abs):
         values["max_abs"] = str(row.max_abs)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rooflane.dispatch import RouteError, load_rules, refusal, route
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.families import FamilyError, get_family, load_families
-from rooflane.families.option_values import option_fault
+from rooflane.families.spec import option_fault
 from rooflane.shapes import Shape
 
 if TYPE_CHECKING:

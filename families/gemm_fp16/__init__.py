@@ -14,7 +14,6 @@ class GemmFp16(LeanSpec):
     summary = "fp16 GEMMs with fp32 accumulation, packed QKV, fused norms and GELU"
 
     def supports(self, shape: Shape, profile: Limits) -> str | None:
-        """Return None when the shape can be built for the device, else the reason."""
         if profile.kind == "cpu":
             return "no fast half-precision GEMM on a CPU: fp16 operands are slower than fp32 there"
         return None

@@ -9,8 +9,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from rooflane.families.lean.device_ops import choose_ops, kernels_run
-from rooflane.families.lean.lean import LeanOps, lean_body, lean_finish, lean_sum, packed_weights
+from rooflane.families.lean.lean import (
+    choose_ops,
+    kernels_run,
+    lean_body,
+    lean_finish,
+    lean_sum,
+    packed_weights,
+)
 from rooflane.families.runtime.call_checks import check_call, operand_dtype
 from rooflane.families.runtime.weights import PackedWeights
 from rooflane.shapes import Shape
@@ -21,22 +27,6 @@ if TYPE_CHECKING:
 
 # `(x, mask) -> (residual, update)`, the stack before its final norm.
 Body = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
-
-
-class DirectLean:
-    """Run the lean forward op by op, on weights refreshed before the call."""
-
-    def __init__(self, body: Body, ops: LeanOps, weights: PackedWeights, shape: Shape, eps: float) -> None:
-        self._body, self._ops, self._weights, self._shape, self._eps = body, ops, weights, shape, eps
-
-    def __call__(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        check_call(x, mask, self._shape)
-        self._weights.refresh()
-        # The grad modes are set here because a compiled body is compiled once for each mode that it is called in.
-        with torch.inference_mode(False), torch.no_grad():
-            x, mask = x.contiguous(), mask if mask is None else mask.contiguous()
-            residual, update = self._body(x, mask)
-            return lean_finish(residual, update, mask, self._weights.tensors, self._ops, x.dtype, self._eps)
 
 
 def build_lean(
@@ -70,7 +60,17 @@ def build_lean(
 
     if captured and kernels_run(shape, device):
         return _capture(body, weights, shape, device, eps)
-    return DirectLean(body, ops, weights, shape, eps)
+
+    def forward(x: Tensor, mask: Tensor | None = None) -> Tensor:
+        check_call(x, mask, shape)
+        weights.refresh()
+        # The grad modes are set here because a compiled body is compiled once for each mode that it is called in.
+        with torch.inference_mode(False), torch.no_grad():
+            x, mask = x.contiguous(), mask if mask is None else mask.contiguous()
+            residual, update = body(x, mask)
+            return lean_finish(residual, update, mask, weights.tensors, ops, x.dtype, eps)
+
+    return forward
 
 
 def _own_code(function: FunctionType) -> FunctionType:
@@ -79,13 +79,8 @@ def _own_code(function: FunctionType) -> FunctionType:
     torch.compile keeps its results per code object. Past eight results it runs eagerly without a warning, so the ninth
     shape built in a process would not be compiled.
     """
-    return FunctionType(
-        function.__code__.replace(co_name="lean"),
-        function.__globals__,
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
+    code = function.__code__.replace(co_name="lean")
+    return FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
 
 
 def _capture(body: Body, weights: PackedWeights, shape: Shape, device: torch.device, eps: float) -> Forward:
@@ -94,9 +89,9 @@ def _capture(body: Body, weights: PackedWeights, shape: Shape, device: torch.dev
     The last norm is launched outside the graph, so that it writes the fresh output itself.
     """
     # These import Triton.
-    from rooflane.families.lean.pointwise.pointwise import bind_add_norm
+    from rooflane.families.lean.pointwise import bind_add_norm
     from rooflane.families.runtime.bound import bound_forward
-    from rooflane.families.runtime.staged import StagedGraph
+    from rooflane.families.runtime.launch import StagedGraph
 
     def bind(x: Tensor, mask: Tensor | None, out: Tensor) -> Launch:
         graph = StagedGraph(body, x, mask, device)

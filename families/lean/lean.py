@@ -10,14 +10,19 @@ What it leaves out, and why the output stays correct:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rooflane.families.lean.attention_config import attention_config
 from rooflane.families.runtime.weights import PackedWeights
 from rooflane.shapes import Shape
+
+# Triton 3.6 compiles for nothing older.
+LEAST_CAPABILITY = (8, 0)
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,30 @@ def torch_attention(qkv: Tensor, mask: Tensor | None, extent: Tensor | None, num
 
 
 TORCH_OPS = LeanOps(torch_add_norm, functional.gelu, torch_attention, lambda mask: None)
+
+
+def kernels_run(shape: Shape, device: torch.device) -> bool:
+    """Return whether the Triton kernels can run the shape on the device."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < LEAST_CAPABILITY:
+        return False
+    shared = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    with suppress(ValueError):
+        return bool(attention_config(shape.head_dim, shape.seq_len, shared))
+    return False
+
+
+def choose_ops(shape: Shape, device: torch.device, *, compiled: bool = False) -> LeanOps:
+    """Return the ops for a device; with `compiled` the compiler fuses all of them but attention."""
+    if not kernels_run(shape, device):
+        return TORCH_OPS
+    # These import Triton.
+    from rooflane.families.lean.attention import attention, mask_extent
+    from rooflane.families.lean.pointwise import add_norm, gelu
+
+    if compiled:
+        # SDPA's flash kernels take no key mask and its masked kernel builds [B, S, S]; our kernel takes any mask.
+        return replace(TORCH_OPS, attention=attention, mask_extent=mask_extent)
+    return LeanOps(add_norm, gelu, attention, mask_extent)
 
 
 def pack_lean(model: nn.Module, operand_dtype: torch.dtype) -> dict[str, Tensor]:

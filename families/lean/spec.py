@@ -1,21 +1,31 @@
-"""The base class of the families built on the lean forward; no torch."""
+"""The base class of the families built on the lean forward, and its kernels as they ship; no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from rooflane.families.lean.cases import lean_cases
+from rooflane.families.lean.attention_config import LADDER
 from rooflane.families.lean.cost import lean_peak_bytes, lean_predict_s
-from rooflane.families.option_values import operands, true_or_false
-from rooflane.families.resources.kernel_case import KernelCase
-from rooflane.families.spec import FamilySpec, Limits
+from rooflane.families.resources.kernel_case import ARCHITECTURES, KernelCase, TritonCase
+from rooflane.families.spec import FamilySpec, Limits, operands, true_or_false
 from rooflane.shapes import Shape
 
 if TYPE_CHECKING:
     from torch import device, nn
 
     from rooflane.families.spec import Forward
+
+
+ATTENTION_TYPES = {"qkv_ptr": "*fp16", "mask_ptr": "*i1", "extent_ptr": "*i32", "out_ptr": "*fp16", "length": "i32"}
+EXTENT_TYPES = {"mask_ptr": "*i1", "extent_ptr": "*i32", "length": "i32"}
+ADD_NORM_TYPES = {
+    "x_ptr": "*fp32", "update_ptr": "*fp16", "weight_ptr": "*fp32", "bias_ptr": "*fp32", "mask_ptr": "*i1",
+    "residual_ptr": "*fp32", "out_ptr": "*fp16", "tokens": "i32", "eps": "fp32",
+}  # fmt: skip
+GELU_TYPES = {"x_ptr": "*fp16", "out_ptr": "*fp16", "elements": "i32"}
 
 
 class LeanSpec(FamilySpec):
@@ -29,15 +39,12 @@ class LeanSpec(FamilySpec):
     option_checks = {"operand_dtype": operands, "captured": true_or_false}
 
     def supports(self, shape: Shape, profile: Limits) -> str | None:
-        """Return None when the shape can be built for the device, else the reason."""
         return None
 
     def peak_bytes(self, shape: Shape, profile: Limits, *, captured: bool = True, **options: Any) -> int:
-        """Return the most device bytes in use during one call."""
         return lean_peak_bytes(shape, captured=captured and profile.kind == "cuda")
 
     def predict_s(self, shape: Shape, profile: Limits) -> float:
-        """Return the predicted event time of one call in seconds."""
         return lean_predict_s(shape, profile, captured=profile.kind == "cuda")
 
     def kernel_cases(self) -> Iterator[KernelCase]:
@@ -51,3 +58,35 @@ class LeanSpec(FamilySpec):
         from rooflane.families.lean.build import build_lean
 
         return build_lean(model, shape, device, operand_dtype, captured=captured, compiled=self.compiles)
+
+
+def lean_cases() -> Iterator[KernelCase]:
+    """Yield every configuration of the lean kernels, for every architecture."""
+    for at in ARCHITECTURES:
+        for width, length, _, config in LADDER:
+            tiles = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_D": width}
+            model = {"SCALE_LOG2": 0.25, "NUM_HEADS": 4, "HEAD_DIM": width, "CAUSAL": True, "HAS_MASK": True}
+            name = f"attention d{width} s{length or 'any'} {config.block_m}x{config.block_n}"
+            launch = (model | tiles, config.num_warps, config.num_stages)
+            yield TritonCase(name, at, _kernel("attention_kernel:attention_kernel"), ATTENTION_TYPES, *launch)
+        yield TritonCase(
+            "mask_extent", at, _kernel("attention_kernel:mask_extent_kernel"), EXTENT_TYPES, {"BLOCK": 1024}, 1, 1
+        )
+        for width in (128, 1024):
+            flags = {"HAS_UPDATE": True, "STORE_RESIDUAL": True, "HAS_MASK": False}
+            tiles = {"WIDTH": width, "BLOCK_T": 2048 // width, "BLOCK_W": width}
+            yield TritonCase(
+                f"add_norm d{width}",
+                at,
+                _kernel("pointwise_kernel:add_norm_kernel"),
+                ADD_NORM_TYPES,
+                flags | tiles,
+                4,
+                3,
+            )
+        yield TritonCase("gelu", at, _kernel("pointwise_kernel:gelu_kernel"), GELU_TYPES, {"BLOCK": 2048}, 4, 3)
+
+
+def _kernel(name: str) -> Callable[[], Any]:
+    """Return a loader of `module:kernel` that a spawned process can unpickle; loading imports Triton."""
+    return partial(resolve_name, f"rooflane.families.lean.{name}")

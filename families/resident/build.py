@@ -1,4 +1,4 @@
-"""Build a resident forward: packed weights and the launch of one configuration, bound at the first call."""
+"""Build a resident forward: what the device offers, packed weights, a launch bound at the first call."""
 
 from __future__ import annotations
 
@@ -9,22 +9,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from rooflane.families.resident.choice import choose
-from rooflane.families.resident.config import H200, ResidentConfig, Room
+from rooflane.families.resident.config import CAPABILITY, H200, ResidentConfig, Room
 from rooflane.families.runtime.bound import bound_forward
-from rooflane.families.runtime.call_checks import operand_dtype
-from rooflane.families.runtime.runtime_compiler import CAPABILITY, missing_compiler
+from rooflane.families.runtime.host import missing_compiler
 from rooflane.families.runtime.weights import PackedWeights
-from rooflane.shapes import Shape
-
-
-def build(
-    model: nn.Module, shape: Shape, device: torch.device | str, operands: str | None
-) -> Callable[[Tensor, Tensor | None], Tensor]:
-    """Return `(x [B, S, D], mask [B, S] or None) -> [B, S, D]`."""
-    device = torch.device(device)
-    dtype, room = operand_dtype(operands, shape, device.type), room_of(device)
-    return build_configured(model, device, dtype, choose(shape, room).config, room.units)
 
 
 def room_of(device: torch.device) -> Room:

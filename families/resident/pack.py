@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from rooflane.families.resident.layout import Layout
+from rooflane.families.resident.config import Layout
 
 CORE = 8  # rows, and elements of a row, of a core matrix
 

@@ -10,8 +10,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, ClassVar
 
 from rooflane.families.lean.cost import HALF, SINGLE
-from rooflane.families.resident.config import H200, LIMITS, ResidentConfig, Room
-from rooflane.families.resident.layout import BLOCK_ROWS
+from rooflane.families.resident.config import BLOCK_ROWS, H200, LIMITS, ResidentConfig, Room
 from rooflane.families.resources.kernel_case import PROGRAM_BYTES, SM90, Architecture, CudaCase
 from rooflane.shapes import Shape, load_shapes
 
@@ -68,12 +67,10 @@ class Sm90Config(ResidentConfig):
 
     @property
     def flags(self) -> int:
-        """int32 flags of a launch, all zero between launches."""
         return 0
 
     @property
     def held_bytes(self) -> int:
-        """Device bytes a built forward holds: packed weights, scratch, flags."""
         return self.packed_bytes + (self.scratch_words + self.flags) * SINGLE
 
     @abstractmethod

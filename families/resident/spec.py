@@ -1,17 +1,21 @@
-"""resident: the whole forward of short, narrow sequences on the SM, for launch- and bandwidth-bound shapes."""
+"""resident: short, narrow sequences, all on the SM, and which of the kernels takes a shape. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rooflane.families.lean.cost import weight_elements
-from rooflane.families.option_values import operands
-from rooflane.families.resident.choice import LADDER, choose
-from rooflane.families.resident.config import LIMITS, Room
+from rooflane.families.resident.config import CAPABILITY, LIMITS, ResidentConfig, Room
+from rooflane.families.resident.kernels.flagged_rows import FlaggedRows
+from rooflane.families.resident.kernels.layered_rows import LayeredRows
+from rooflane.families.resident.kernels.sm90_row_blocks import RowBlocks
+from rooflane.families.resident.kernels.sm90_row_warps import RowWarps
+from rooflane.families.resident.kernels.sm90_warpgroups import Warpgroups
+from rooflane.families.resident.kernels.whole import Halves, Whole
 from rooflane.families.resources.kernel_case import KernelCase
-from rooflane.families.runtime.runtime_compiler import CAPABILITY
-from rooflane.families.spec import FamilySpec, Limits
+from rooflane.families.spec import FamilySpec, Limits, operands
 from rooflane.shapes import Shape
 
 if TYPE_CHECKING:
@@ -23,6 +27,41 @@ LEAST_CAPABILITY = (8, 0)
 # KiB of shared memory a program takes where the device has no more than a consumer card's 99 (resources.json).
 SHARED_KIB = 99
 
+# The kernels in order of preference: the first that can plan a shape takes it. briefs/resident.md has the timings.
+LADDER: list[type[ResidentConfig]] = [
+    RowBlocks,
+    RowWarps,
+    FlaggedRows,
+    Warpgroups,
+    LayeredRows,
+    Halves,
+    Whole,
+]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The configuration that takes a shape, and why each kernel before it in the ladder does not."""
+
+    config: ResidentConfig
+    passed_over: tuple[tuple[str, str], ...]
+
+    def explain(self) -> list[str]:
+        """Return one line for each kernel of the ladder up to the chosen one."""
+        lines = [f"{kernel}: {reason}" for kernel, reason in self.passed_over]
+        return [*lines, f"{self.config.kernel}: takes the shape"]
+
+
+def choose(shape: Shape, room: Room) -> Choice:
+    """Return the first configuration of the ladder for a shape the family supports."""
+    passed_over = []
+    for kernel in LADDER:
+        planned = kernel.try_plan(shape, room)
+        if not isinstance(planned, str):
+            return Choice(planned, tuple(passed_over))
+        passed_over.append((kernel.kernel, planned))
+    raise ValueError(f"no resident kernel takes {shape.label()}: {passed_over}")
+
 
 class Resident(FamilySpec):
     """Keep every intermediate on the SM: one launch for the forward (small non-causal batches: one a layer)."""
@@ -33,7 +72,6 @@ class Resident(FamilySpec):
     option_checks = {"operand_dtype": operands}
 
     def supports(self, shape: Shape, profile: Limits) -> str | None:
-        """Return None when the shape can be built for the device, else the reason."""
         if profile.kind != "cuda":
             return "needs an NVIDIA GPU; on a CPU its kernels are only interpreted, in tests"
         if profile.capability is not None and profile.capability < LEAST_CAPABILITY:
@@ -56,11 +94,10 @@ class Resident(FamilySpec):
         return weight_elements(shape) * shape.dtype_bytes + ends + held
 
     def predict_s(self, shape: Shape, profile: Limits) -> float:
-        """Return the predicted event time of one call in seconds."""
         return profile.graph_replay_s + choose(shape, _room(profile)).config.predict_s(profile)
 
     def explain(self, shape: Shape, profile: Limits) -> list[str]:
-        """Return which kernel takes a shape that the family supports, and why those preferred to it do not."""
+        """Return which kernel takes a shape that the family supports, and why those before it in the ladder do not."""
         return choose(shape, _room(profile)).explain()
 
     def kernel_cases(self) -> Iterator[KernelCase]:
@@ -75,9 +112,14 @@ class Resident(FamilySpec):
 
     def build(self, model: nn.Module, shape: Shape, device: device, operand_dtype: str | None = None) -> Forward:
         """Return the built forward; its kernels are compiled at the first call."""
-        from rooflane.families.resident.build import build
+        import torch
 
-        return build(model, shape, device, operand_dtype)
+        from rooflane.families.resident.build import build_configured, room_of
+        from rooflane.families.runtime.call_checks import operand_dtype as dtype_of
+
+        device = torch.device(device)
+        dtype, room = dtype_of(operand_dtype, shape, device.type), room_of(device)
+        return build_configured(model, device, dtype, choose(shape, room).config, room.units)
 
 
 def _room(profile: Limits) -> Room:

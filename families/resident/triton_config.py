@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rooflane.families.lean.cost import HALF, SINGLE
-from rooflane.families.resident.config import H200, ResidentConfig, Room
-from rooflane.families.resident.layout import Layout, layout_of
+from rooflane.families.resident.config import H200, Layout, ResidentConfig, Room, layout_of
 from rooflane.families.resources.kernel_case import ARCHITECTURES, PROGRAM_BYTES, Architecture, TritonCase
 from rooflane.shapes import Shape
 
@@ -74,26 +73,19 @@ class TritonConfig(ResidentConfig):
 
     @property
     def flags(self) -> int:
-        """int32 flags of a launch, all zero between launches."""
         return 0
 
     @property
     def held_bytes(self) -> int:
-        """Device bytes a built forward holds: packed weights, scratch, flags."""
         layout = self.layout
         packed = layout.layers * (layout.layer_weights * HALF + layout.layer_biases * SINGLE)
         return packed + self.scratch_elements * HALF + self.flags * SINGLE
 
     def shared_constants(self, masked: bool) -> dict[str, Any]:
         """Return the compile-time parameters that all Triton kernels have."""
-        return {
-            "WIDTH": self.shape.d_model,
-            "HEAD": self.layout.head,
-            "FFN": self.layout.ffn,
-            "HAS_MASK": masked,
-            "ROWS": self.rows,
-            "BLOCK_D": self.layout.width,
-        }
+        layout = self.layout
+        sizes = {"WIDTH": self.shape.d_model, "HEAD": layout.head, "FFN": layout.ffn, "BLOCK_D": layout.width}
+        return sizes | {"HAS_MASK": masked, "ROWS": self.rows}
 
     def pack(self, model: nn.Module, operands: torch.dtype) -> dict[str, Tensor]:
         """Return `weights` (operands) and `biases` (float32)."""
@@ -142,7 +134,6 @@ class TritonConfig(ResidentConfig):
                 yield Shape("case", batch, seq_len, d_model, heads, ffn_dim, 4, causal), architecture, room
 
     def case(self, architecture: Architecture) -> TritonCase:
-        """Return this configuration as the resource gate compiles it, with a mask."""
         shape, constants = self.shape, self.constants(masked=True)
         name = f"resident {self.kernel} d{shape.d_model} h{shape.num_heads} f{shape.ffn_dim}"
         name += f" s{shape.seq_len} b{shape.batch_size}"

@@ -58,7 +58,6 @@ class TritonCase(KernelCase):
 
     @property
     def warps(self) -> int:
-        """Warps of a program."""
         return self.num_warps
 
 
@@ -72,5 +71,4 @@ class CudaCase(KernelCase):
 
     @property
     def warps(self) -> int:
-        """Warps of a program."""
         return self.threads // 32

@@ -23,9 +23,10 @@ def compile_cubin(source: str, architecture: str) -> bytes:
 
     Raises `RuntimeError` with the compiler's log when the source does not compile, or when the cache cannot be used.
     """
+    from cuda.bindings import nvrtc
     from triton.runtime.cache import get_cache_manager
 
-    version = ".".join(map(str, _checked(_nvrtc().nvrtcVersion(), "ask NVRTC for its version")))
+    version = ".".join(map(str, _checked(nvrtc.nvrtcVersion(), "ask NVRTC for its version")))
     text = "\n".join((architecture, version, *OPTIONS, source))
     try:
         store = get_cache_manager(hashlib.sha256(text.encode()).hexdigest())
@@ -50,7 +51,8 @@ def compiler_report(source: str, architecture: str) -> str:
 
 def _compile(source: str, architecture: str, *more: str) -> tuple[bytes, str]:
     """Return the machine code and the compiler's log."""
-    nvrtc = _nvrtc()
+    from cuda.bindings import nvrtc
+
     (program,) = _checked(nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", 0, [], []), "begin a compilation")
     options = [option.encode() for option in (f"--gpu-architecture={architecture}", *OPTIONS, *more)]
     try:
@@ -95,7 +97,8 @@ def load_kernel(
 @cache
 def _function(cubin: bytes, name: str, shared_bytes: int, device_index: int) -> int:
     """Return the handle of a kernel, its module loaded once a device and kept for the life of the process."""
-    driver = _driver()
+    from cuda.bindings import driver
+
     what = f"load the kernel {name} with {shared_bytes} bytes of shared memory on cuda:{device_index}"
     with torch.cuda.device(device_index):
         torch.cuda.set_device(device_index)  # makes the context current, for a thread that never used the device too
@@ -119,15 +122,3 @@ def _checked(result: tuple[Any, ...], what: str) -> tuple[Any, ...]:
     if int(status) != 0:
         raise RuntimeError(f"could not {what}: {status.name}; rooflane doctor says what is missing")
     return tuple(values)
-
-
-def _nvrtc() -> Any:
-    from cuda.bindings import nvrtc
-
-    return nvrtc
-
-
-def _driver() -> Any:
-    from cuda.bindings import driver
-
-    return driver

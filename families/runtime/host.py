@@ -1,10 +1,11 @@
-"""Build the C++ host path (`host.cpp`) at first use and keep it on the disk; importing this file loads no torch."""
+"""Build the C++ host path (`host.cpp`) at first use and keep it on the disk; which compilers there are. No torch."""
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,19 +17,18 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib import import_module
 from importlib.resources import files
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from rooflane.families.runtime.runtime_compiler import HOST_COMPILERS, host_compiler, python_header
-
 if TYPE_CHECKING:
     from torch import Tensor
 
 NAME = "rooflane_host"
+HOST_COMPILERS = ("g++", "clang++", "c++")
 # Without NDEBUG pybind11 checks the interpreter's lock at every reference that it counts: a microsecond a call.
 OPTIONS = ("-std=c++20", "-O2", "-DNDEBUG", "-fvisibility=hidden", "-w")
 LIBRARIES = ("-ltorch_python", "-ltorch_cpu", "-lc10")
@@ -40,6 +40,35 @@ FAILED = "failed"
 SIZES = [ctypes.c_uint] * 7
 NO_CONTEXT = 201
 _LOCK = threading.Lock()
+
+
+def host_compiler() -> list[str]:
+    """Return the C++ compiler's command, that of `CXX` or the first on the path; empty where there is none.
+
+    Raises `RuntimeError` where `CXX` is no command.
+    """
+    text = os.environ.get("CXX", "")
+    try:
+        named = shlex.split(text)
+    except ValueError as error:
+        raise RuntimeError(f"CXX={text!r} is no command ({error}); fix the variable or unset it") from None
+    return named or [path for path in map(shutil.which, HOST_COMPILERS) if path][:1]
+
+
+def python_header() -> Path:
+    """Return where Python's own header belongs; a system's Python often comes without."""
+    return Path(sysconfig.get_paths()["include"]) / "Python.h"
+
+
+@cache
+def missing_compiler() -> str:
+    """Return why NVRTC or the driver's bindings cannot be used, "" when they can."""
+    try:
+        import_module("cuda.bindings.driver")
+        status, *_ = import_module("cuda.bindings.nvrtc").nvrtcVersion()
+    except Exception as error:  # a missing library, a foreign module named cuda: the bindings raise many kinds
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return "" if int(status) == 0 else f"nvrtcVersion returns {status}"
 
 
 class PythonLauncher:
@@ -109,29 +138,33 @@ def _host_module() -> ModuleType | None:
 
 
 def host_build_pending() -> bool:
-    """Return whether the next `host_module()` will compile, which takes about half a minute; loads no torch."""
-    try:
-        name, _ = _named_source(version("torch"))
-    except PackageNotFoundError:
-        return False
-    compiler = host_compiler()
-    return bool(compiler and shutil.which(compiler[0])) and not (_cache_root() / name / f"{name}.so").exists()
+    """Return whether the next `host_module()` of a process will compile, which takes half a minute; loads no torch."""
+    with suppress(RuntimeError):
+        return bool(host_compiler()) and not _library(_code()).exists()
+    return False
 
 
-def _named_source(torch_version: str) -> tuple[str, str]:
-    """Return the module's name and its source. pybind11 knows modules by name, so each build has one of its own."""
-    code = files("rooflane.families.runtime").joinpath("host.cpp").read_text(encoding="utf-8")
+def _code() -> str:
+    return files("rooflane.families.runtime").joinpath("host.cpp").read_text(encoding="utf-8")
+
+
+def _library(code: str) -> Path:
+    """Return where the library built from this source is kept, for this torch, Python and options."""
+    # torch/version.py holds torch's version, its commit and its CUDA; importing torch for them takes seconds.
+    torch_version = Path(find_spec("torch").origin).with_name("version.py").read_text(encoding="utf-8")
     text = "\n".join((torch_version, sys.version, *OPTIONS, code))
-    return f"{NAME}_{hashlib.sha256(text.encode()).hexdigest()[:16]}", code
+    # pybind11 knows modules by name, so each text has a name of its own.
+    name = f"{NAME}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    return _cache_root() / name / f"{name}.so"
 
 
 def _load_or_build() -> ModuleType:
     """Return the module from the disk, built where it is not there or does not load."""
-    import torch
+    import torch  # noqa: F401  (the library links against torch's, which must be loaded first)
 
-    name, code = _named_source(torch.__version__)
-    folder = _cache_root() / name
-    library = folder / f"{name}.so"
+    code = _code()
+    library = _library(code)
+    name, folder = library.stem, library.parent
     # A library of another machine may need libraries that are not here: it is built again.
     with suppress(ImportError):
         return _import(name, library)

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from rooflane.eval.record.records import ANCHOR, COPY_PREFIX, EAGER, NOOP
-from rooflane.eval.stats.contamination import find_contamination
 from rooflane.eval.stats.evidence import assess
-from rooflane.eval.stats.rounds import Rounds
+from rooflane.eval.stats.rounds import Rounds, find_contamination
 
 # Whole stored rows are made as in the evaluator's own tests; fixtures of a sister folder are not found by themselves.
 _SPEC = importlib.util.spec_from_file_location("stored_rows", Path(__file__).parents[1] / "eval" / "conftest.py")

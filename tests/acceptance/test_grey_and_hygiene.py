@@ -9,8 +9,9 @@ from pydantic import ValidationError
 from rooflane.eval.exit_codes import EvaluationError, ExitCode
 from rooflane.eval.record.records import Record, Verification, read_records
 from rooflane.eval.report.report import render_markdown
-from rooflane.eval.stats.intervals import Interval, TimesError, median_ns
+from rooflane.eval.stats.estimator import Interval
 from rooflane.eval.stats.price import break_even_calls, mix_throughput, price_interval, price_per_1e9
+from rooflane.eval.stats.rounds import TimesError, median_ns
 from rooflane.eval.stats.summary import summarise
 from rooflane.shapes import Shape
 

@@ -9,7 +9,7 @@ import pytest
 from rooflane.eval import EvaluationError, open_run
 from rooflane.eval.stats import estimator, run, verdict
 from rooflane.eval.stats import evidence as assess_module
-from rooflane.eval.stats.contamination import Contamination
+from rooflane.eval.stats.rounds import Contamination
 from rooflane.eval.stats.verdict import Floor, Floors, Verdict
 
 SMALL = {"shapes": 5, "rounds": 8, "calls": 3}
@@ -61,15 +61,15 @@ def test_without_the_contamination_rule_bad_blocks_win(rng, draw, judge, monkeyp
 
 
 def test_without_holm_half_of_all_null_campaigns_show_a_winning_or_losing_shape(rng, draw, judge, monkeypatch):
-    campaigns = [draw(rng, shapes=14, rounds=4, calls=3) for _ in range(60)]
+    campaigns = [draw(rng, shapes=14, rounds=4, calls=3) for _ in range(40)]
 
     def loud():
         found = [judge(calls) for calls in campaigns]
         return sum(any(shape.holm_p <= 0.05 for shape in one.estimate.shapes.values()) for one in found)
 
-    assert loud() <= 9
+    assert loud() <= 6  # 15%
     monkeypatch.setattr(estimator, "holm", lambda p_values: dict(p_values))
-    assert loud() >= 20
+    assert loud() >= 14  # a third
 
 
 def test_without_the_digest_a_changed_sample_is_believed(stored_run, monkeypatch):

@@ -70,7 +70,7 @@ def twin(stack):
 
 
 def packs(model):
-    from rooflane.families.resident.layout import layout_of
+    from rooflane.families.resident.config import layout_of
     from rooflane.families.resident.pack import pack_padded
     from rooflane.shapes import Shape
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rooflane.dispatch import classify
-from rooflane.dispatch.conditions import FIELDS, corner_values, facts, parse_condition
+from rooflane.dispatch.rules import FIELDS, corner_values, facts, parse_condition
 
 NUMBERS = st.integers(-2, 12)
 TABLES = st.dictionaries(st.sampled_from(["lt", "le", "gt", "ge", "eq", "ne"]), NUMBERS, min_size=1)

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rooflane.dispatch import REGIMES, RuleError, lint, load_rules
-from rooflane.dispatch.conditions import FIELDS
 from rooflane.dispatch.lint import MOST_CASES, acts
-from rooflane.dispatch.rules import Rule
+from rooflane.dispatch.rules import FIELDS, Rule
 
 
 def row(name, when="{}", family="one", extra=""):
@@ -63,7 +62,7 @@ def test_missing_file(tmp_path):
         load_rules(tmp_path / "nowhere.toml")
 
 
-def test_every_error_is_told_at_once(write_rules):
+def test_every_error_is_reported_at_once(write_rules):
     path = write_rules(row("a", family="three") + row("a", "{ causal = true }"))
     findings = lint(load_rules(path, strict=False))
     assert [finding.kind for finding in findings] == [
@@ -119,7 +118,7 @@ def rule_of(when):
 
 @given(whens=st.lists(WHENS, min_size=1, max_size=3), last=WHENS)
 def test_a_row_acts_exactly_where_some_shape_reaches_it(whens, last):
-    """Held against every value the fields of these conditions can tell apart."""
+    """Compared with every value that gives these conditions another result."""
     earlier, later = [rule_of(when) for when in whens], rule_of(last)
     every = [
         {"seq_len": length, "causal": causal, "regime": regime}

@@ -1,4 +1,4 @@
-"""The user's table over ours: which one is found, what comes first, and what the lint holds against what."""
+"""The user's table over the shipped one: which is found, what comes first, and which rows the linter compares."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from rooflane.dispatch import RuleError, lint, load_profile, load_rules, optimize, parse_rules, route
 from rooflane.dispatch.rules import SHIPPED_RULES
 
-OURS = [rule.name for rule in load_rules("shipped").rules]
+SHIPPED_NAMES = [rule.name for rule in load_rules("shipped").rules]
 
 
 def row(name, when="{}", family="chunked", extra=""):
@@ -35,13 +35,13 @@ def names(table):
 
 def test_without_a_table_of_the_users_ours_stands_alone(project):
     table = load_rules()
-    assert (table.path, table.source, names(table)) == (SHIPPED_RULES, "shipped", OURS)
+    assert (table.path, table.source, names(table)) == (SHIPPED_RULES, "shipped", SHIPPED_NAMES)
 
 
 def test_the_users_rows_come_first_and_ours_follow(project, published):
     path = write(project / "mine.toml", row("mine", '{ id = "2" }') + row("more", "{ d_model = 7 }"))
     table = load_rules(path)
-    assert names(table) == ["mine", "more", *OURS]
+    assert names(table) == ["mine", "more", *SHIPPED_NAMES]
     assert [table.place(index) for index in (0, 1, 2)] == [f"{path}:1", f"{path}:7", f"shipped:{table.lines[2]}"]
     h200 = load_profile("h200")
     assert route(published["2"], h200, table).rule.name == "mine"
@@ -61,12 +61,12 @@ def test_replace_leaves_ours_out_and_must_then_catch_all(project):
 
 
 def test_a_row_of_a_shipped_name_puts_that_one_out_of_use(project):
-    table = load_rules(write(project / "mine.toml", row(OURS[1], "{ seq_len = { ge = 9 } }")))
-    assert names(table) == [OURS[1], OURS[0], *OURS[2:]]
-    assert table.left_out == (OURS[1],)
+    table = load_rules(write(project / "mine.toml", row(SHIPPED_NAMES[1], "{ seq_len = { ge = 9 } }")))
+    assert names(table) == [SHIPPED_NAMES[1], SHIPPED_NAMES[0], *SHIPPED_NAMES[2:]]
+    assert table.left_out == (SHIPPED_NAMES[1],)
     # So a copy of the whole shipped table, changed or not, is used as it stands.
     copy = load_rules(write(project / "copy.toml", SHIPPED_RULES.read_text()))
-    assert names(copy) == OURS and set(copy.files) == {project / "copy.toml"}
+    assert names(copy) == SHIPPED_NAMES and set(copy.files) == {project / "copy.toml"}
     assert lint(copy) == []
 
 
@@ -82,9 +82,9 @@ def test_the_first_that_names_a_table_wins(project, monkeypatch):
     assert (names(load_rules())[0], load_rules().source) == ("variable", "ROOFLANE_RULES")
     assert names(load_rules("given.toml"))[0] == "given"
     # Our rules alone, whatever the environment says.
-    assert names(load_rules("shipped")) == OURS
+    assert names(load_rules("shipped")) == SHIPPED_NAMES
     monkeypatch.setenv("ROOFLANE_RULES", "shipped")
-    assert names(load_rules()) == OURS
+    assert names(load_rules()) == SHIPPED_NAMES
     monkeypatch.setenv("ROOFLANE_RULES", "")
     assert names(load_rules())[0] == "project"
 
@@ -143,7 +143,7 @@ def kinds(path):
 
 
 def test_rows_over_ours_are_what_the_layer_is_for(project):
-    # Both cover rows of ours, and neither is a fault.
+    # Both cover shipped rows, and neither is a fault.
     path = write(project / "mine.toml", row("mine", "{ seq_len = { le = 512 } }") + row("m2", "{ d_model = 5 }"))
     assert kinds(path) == []
 
@@ -151,10 +151,10 @@ def test_rows_over_ours_are_what_the_layer_is_for(project):
 def test_rows_that_leave_ours_nothing_are_told_once(project):
     path = write(project / "mine.toml", row("all"))
     (finding,) = lint(load_rules(path))
-    assert (finding.kind, finding.severity) == ("hides-ours", "warning")
+    assert (finding.kind, finding.severity) == ("hides-shipped", "warning")
     assert "replace = true" in finding.message and finding.where == f"{path}:1"
     halves = row("short", "{ seq_len = { lt = 9 } }") + row("long", "{ seq_len = { ge = 9 } }", "sdpa_flash")
-    assert kinds(write(path, halves)) == ["hides-ours"]
+    assert kinds(write(path, halves)) == ["hides-shipped"]
 
 
 @pytest.mark.parametrize(
@@ -201,8 +201,8 @@ def test_accidental_overlaps_name_the_part_and_both_lines(write_rules, first, se
     path = write_rules(row("a", first) + row("b", second, "sdpa_flash") + row("last", family="graph_compile"))
     (finding,) = lint(load_rules(path))
     assert (finding.kind, finding.severity, finding.where) == ("overlap", "warning", f"{path}:8")
-    said = f"overlaps 'a' (line 2): both match where, for example, {part}, and 'a' sends the shape to chunked"
-    assert said in finding.message
+    text = f"overlaps 'a' (line 2): both match where, for example, {part}, and 'a' sends the shape to chunked"
+    assert text in finding.message
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rooflane.dispatch import RuleError, parse_rules
-from rooflane.dispatch.rule_text import insert_row, parse_options, parse_when
+from rooflane.dispatch.rule_files import insert_row, parse_options, parse_when
 from rooflane.dispatch.rules import Rule, row_text
 
 MINE = Path("mine.toml")

@@ -14,7 +14,7 @@ from rooflane.eval.check.outputs import SharedBytes
 from rooflane.eval.check.verify import verify
 from rooflane.eval.record.records import ArmId, Prediction, Record, RunMeta, Timing, Verification
 from rooflane.eval.record.settings import Settings
-from rooflane.eval.stats.contamination import Contamination
+from rooflane.eval.stats.rounds import Contamination
 from rooflane.eval.stats.run import create_run, open_run
 from rooflane.eval.worker.arms import Arm
 from rooflane.eval.worker.judge import Judge
@@ -156,8 +156,9 @@ def recorded_runs(root):
     folder, found = root / "briefs" / "records", {}
     for path in sorted(folder.rglob("run.json")):
         run = open_run(path.parent)
-        records, summary = run.records(), run.summary()
-        run.records, run.summary = (lambda kept=records: kept), (lambda kept=summary: kept)
+        run.records = lambda kept=run.records(): kept
+        run.summary = lambda kept=run.summary(): kept
+        records = run.records()
         if records:
             found[str(path.parent.relative_to(folder))] = run
     return found

@@ -1,4 +1,4 @@
-"""The pytest plugin: the exact gate, where its tolerance comes from, and what a user is told."""
+"""The pytest plugin: the exact gate, where its tolerance comes from, and the messages of a failure."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def test_the_failure_names_the_worst_failing_element_not_the_largest_error():
     out = ref.clone()
     out[0, 0, 0] += 10  # the largest error, within 2 %
     out[1, 2, 150] = 0.01
-    told = fails(out, ref)
-    assert "1 of 1200 elements fail (|err| <= 0.002 or |err| <= 0.02 |ref|" in told
-    assert "worst element (1, 2, 150): got 0.01, expected 0, error 0.01, 5 times the tolerance" in told
+    message = fails(out, ref)
+    assert "1 of 1200 elements fail (|err| <= 0.002 or |err| <= 0.02 |ref|" in message
+    assert "worst element (1, 2, 150): got 0.01, expected 0, error 0.01, 5 times the tolerance" in message
     # One of the 6 x 72 elements of the second column tile.
-    assert "worst tile: rows 0-5, columns 128-199: 0.2% of it fails" in told
+    assert "worst tile: rows 0-5, columns 128-199: 0.2% of it fails" in message
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_the_failure_names_the_worst_failing_element_not_the_largest_error():
         (torch.tensor(1.5), torch.tensor(1.0), "worst element (): got 1.5"),
     ],
 )
-def test_odd_shapes_are_told_apart(out, ref, words):
+def test_odd_shapes_have_their_own_message(out, ref, words):
     assert words in fails(out, ref)
 
 

@@ -10,8 +10,7 @@ import torch
 
 from rooflane.baseline import BaselineTransformer, build_baseline, config_of, generate_random_case, torch_dtype
 from rooflane.families.runtime.cuda_kernel import parameter_bits
-from rooflane.families.runtime.host import SIZES, PythonLauncher, host_module
-from rooflane.families.runtime.runtime_compiler import host_compiler, python_header
+from rooflane.families.runtime.host import SIZES, PythonLauncher, host_compiler, host_module, python_header
 from rooflane.shapes import Shape
 
 

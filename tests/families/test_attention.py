@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from rooflane.families.lean.attention.attention import attention, mask_extent
-from rooflane.families.lean.attention.config import LADDER, AttentionConfig, attention_config, padded_head_dim
+from rooflane.families.lean.attention import attention, mask_extent
+from rooflane.families.lean.attention_config import LADDER, AttentionConfig, attention_config, padded_head_dim
 
 # Probabilities and context are rounded to fp16 once each: 2^-11 relative on values up to about 3.
 TOLERANCE = 3e-3

@@ -9,7 +9,7 @@ import torch
 
 from rooflane.baseline import build_baseline, config_of, generate_random_case
 from rooflane.families import get_family, load_families
-from rooflane.families.chunked.spec import chunk_plan
+from rooflane.families.chunked import chunk_plan
 from rooflane.families.runtime.call_checks import aligned, check_call
 from rooflane.shapes import Shape
 

@@ -142,11 +142,3 @@ def test_packed_weights_notice_a_change_either_way():
         model.weight.add_(1.0)
     assert weights.refresh() and torch.equal(weights.tensors["weight"], model.weight)
     assert not weights.refresh()
-
-
-def test_a_build_is_pending_until_the_library_is_on_the_disk(compiled, monkeypatch, tmp_path):
-    assert not host.host_build_pending()
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    assert host.host_build_pending()
-    monkeypatch.setattr(host, "host_compiler", lambda: [])
-    assert not host.host_build_pending(), "without a compiler nothing is built"

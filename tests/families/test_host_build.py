@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from rooflane.families.runtime import host
-from rooflane.families.runtime.host import find_ninja, host_module
+from rooflane.families.runtime.host import find_ninja, host_build_pending, host_module
 
 LOAD = "from rooflane.families.runtime.host import host_module; print(host_module().sum_versions([]))"
 # Takes the compiler's place: notes its target, waits while a file is there, and copies the library built for the tests.
@@ -97,7 +97,8 @@ def object_and_library(builds) -> list[str]:
 
 
 def test_the_first_build_is_announced_and_later_loads_are_not(builds, monkeypatch, capsys):
-    assert works(host_module())
+    assert host_build_pending() and not builds.targets
+    assert works(host_module()) and not host_build_pending()
     assert builds.targets == object_and_library(builds)
     announced = capsys.readouterr().err.splitlines()
     assert len(announced) == 1 and "compiling the C++ host path" in announced[0]
@@ -239,3 +240,15 @@ def test_the_cache_is_torchs_or_the_one_the_environment_names(monkeypatch, given
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     assert host._cache_root() == Path(root)
+
+
+def test_a_pending_build_is_known_without_torch_and_only_with_a_compiler(tmp_path):
+    code = (
+        "import sys; from rooflane.families.runtime.host import host_build_pending; "
+        "print(host_build_pending(), 'torch' in sys.modules)"
+    )
+    for compiler, pending in (("c++", True), ("'unclosed", False)):
+        environment = os.environ | {"TORCH_EXTENSIONS_DIR": str(tmp_path), "CXX": compiler}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+        assert done.stdout.split() == [str(pending), "False"], done.stderr
+    assert not list(tmp_path.iterdir())

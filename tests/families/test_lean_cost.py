@@ -6,7 +6,7 @@ import torch
 
 from rooflane.baseline import build_baseline
 from rooflane.families import get_family
-from rooflane.families.chunked.spec import LEAST_ROWS, chunk_plan
+from rooflane.families.chunked import LEAST_ROWS, chunk_plan
 from rooflane.families.lean.cost import lean_ops, weight_elements
 from rooflane.shapes import Shape
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from rooflane.families.lean.pointwise.pointwise import add_norm, gelu
+from rooflane.families.lean.pointwise import add_norm, gelu
 
 # fp16 output of normalised values up to about 5: half a unit in the last place is 2^-9.
 TOLERANCE = 2e-3

@@ -1,7 +1,7 @@
-"""Stand-in for the organiser's benchmark: written by us from its described behaviour, quirks kept.
+"""Stand-in for the organiser's benchmark, written from a description of its behaviour, peculiarities included.
 
-One configuration a process; figures go to standard output and nowhere else; exit status 0 passed, 2 accuracy failed
-(argparse's usage error has the same), 1 any exception.
+One process runs one configuration and prints its figures on standard output. Exit status 0: passed. 2: accuracy failed,
+or a usage error of argparse. 1: any exception.
 """
 
 from __future__ import annotations

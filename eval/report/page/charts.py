@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rooflane.eval.exit_codes import EvaluationError
+from rooflane.eval.record.records import EAGER
 from rooflane.eval.report.page.drawing import (
     FONT,
     LIGHT,
@@ -30,7 +32,10 @@ from rooflane.eval.report.page.drawing import (
     text_width,
     write_text,
 )
-from rooflane.eval.report.page.source import CONTROL_TITLES, EAGER, REFERENCE, ArmPlace, PageData, ShapePlace, number
+from rooflane.eval.report.page.source import ARM_TITLES, PageData
+from rooflane.eval.report.table import number, times
+from rooflane.eval.stats.figures import FAILED, Cell, ShapeRow
+from rooflane.eval.stats.summary import REFERENCE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,7 +54,6 @@ FIXED_STYLES = {
 }
 CANDIDATE_STYLES = (("D", "s0"), ("s", "s4"), ("^", "s3"), ("v", "s2"), ("o", "s1"), ("h", "s5"))
 STATUS_WORDS = {"incorrect": "wrong", "oom": "no memory"}
-FAILED = ("incorrect", "error", "oom")
 BORDERLINE = 1.3  # host and device time within this factor: the predicted regime is called borderline
 REGIME_MARKERS = {"launch": "^", "bandwidth": "s", "compute": "D"}
 HOST_LIMIT, DEVICE_LIMIT = "host is the limit", "device is the limit"
@@ -57,45 +61,48 @@ HOST_LIMIT, DEVICE_LIMIT = "host is the limit", "device is the limit"
 
 @dataclass(frozen=True)
 class Mark:
-    """A value of one arm, the range it was seen in, and its title."""
+    """A value of one arm, its title, and the range over the processes where there is one."""
 
     series: Series
     value: float
-    low: float
-    high: float
     title: str
+    low: float | None = None
+    high: float | None = None
 
 
 @dataclass(frozen=True)
 class Row:
-    """One shape of a chart by shape: its name, its marks, and the word at its right end."""
+    """One shape of a chart by shape: its marks, and the word at its right end."""
 
-    name: str
-    marks: tuple[Mark, ...]
+    shape: ShapeRow
+    marks: list[Mark]
     word: str
-    good: bool = True
+    good: bool
+
+    @property
+    def name(self) -> str:
+        """The shape's id with its dimensions."""
+        return f"{self.shape.shape.id}: {self.shape.shape.label()}"
 
 
 def series_of(data: PageData) -> dict[str, Series]:
     """Return how each arm of a run is drawn; a seventh candidate looks like the first, and its title tells."""
-    found = {}
-    for name in data.arms:
-        if name in data.candidates:
-            marker, colour = CANDIDATE_STYLES[data.candidates.index(name) % len(CANDIDATE_STYLES)]
-            found[name] = Series(name, marker, colour)
-        else:
-            found[name] = Series(CONTROL_TITLES.get(name, name), *FIXED_STYLES.get(name, ("x", "muted", False)))
-    return found
+    styles = {name: CANDIDATE_STYLES[place % len(CANDIDATE_STYLES)] for place, name in enumerate(data.meta.candidates)}
+    return {
+        name: Series(name, *styles[name])
+        if name in styles
+        else Series(ARM_TITLES.get(name, name), *FIXED_STYLES.get(name, ("x", "muted", False)))
+        for name in data.arms
+    }
 
 
 def latency(data: PageData, width: float, titled: bool = False) -> Chart | None:
     """Draw event time of every arm on every shape; None when nothing was timed."""
-    series = series_of(data)
-    order = [*(name for name in series if name not in data.candidates), *reversed(data.candidates)]  # the first on top
-    rows = []
-    for shape in data.shapes:
-        arms = [shape.arms[name] for name in order if name in shape.arms and shape.arms[name].event]
-        rows.append(Row(shape.name, tuple(_time(series[arm.arm], arm) for arm in arms), *_outcome(data, shape)))
+    series, rows = series_of(data), []
+    order = [*(name for name in series if name not in data.meta.candidates), *reversed(data.meta.candidates)]
+    for row in data.summary.rows:
+        cells = [row.cells[name] for name in order if name in row.cells]  # the first candidate is drawn on top
+        rows.append(Row(row, [_time(series[cell.arm], cell) for cell in cells if cell.event_ms], *_outcome(data, row)))
     return _by_shape(
         data, width, titled, rows, list(series.values()), "Latency by shape", "event time, ms (logarithmic)",
         "Event time in milliseconds on a logarithmic axis: a row for each shape, a mark for each arm. Lines span the "
@@ -107,14 +114,16 @@ def latency(data: PageData, width: float, titled: bool = False) -> Chart | None:
 def tolerance(data: PageData, width: float, titled: bool = False) -> Chart | None:
     """Draw the share of the tolerance each candidate uses, plain and ragged; None when none was checked."""
     series, rows = series_of(data), []
-    for shape in data.shapes:
-        marks = []
-        for arm in _candidates(data, shape):
-            plain = series[arm.arm]
+    for row in data.summary.rows:
+        marks, worst = [], []
+        for cell in data.candidates(row):
+            plain = series[cell.arm]
             ragged = replace(plain, label=f"{plain.label}, ragged masks", open=True)
-            for entry, use in ((plain, arm.use), (ragged, arm.ragged_use)):
-                marks += _ratio_mark(entry, use, f"{entry.label}, shape {shape.id}", "the tolerance")
-        rows.append(Row(shape.name, tuple(marks), *_worst_use(data, shape)))
+            for entry, use in ((plain, cell.use), (ragged, data.ragged.get((row.shape.id, cell.arm)))):
+                marks += _ratio_mark(entry, use, f"{entry.label}, shape {row.shape.id}", "the tolerance")
+                worst += [] if use is None else [use]
+        word = "not finite" if worst and not math.isfinite(max(worst)) else number(max(worst, default=None))
+        rows.append(Row(row, marks, *((word, max(worst) <= 1) if worst else _outcome(data, row))))
     return _by_shape(
         data, width, titled, rows, None, "Use of the tolerance by shape", "worst error / tolerance (logarithmic)",
         "The worst error against the baseline in units of the tolerance, on a logarithmic axis. Above 1 fails.",
@@ -128,19 +137,18 @@ def truth(data: PageData, width: float, titled: bool = False) -> Chart | None:
     One candidate has a marker for each input. Several candidates have their own markers; titles name the input.
     """
     series, rows = series_of(data), []
-    for shape in data.shapes:
+    for row in data.summary.rows:
         marks, passed = [], []
-        for arm in _candidates(data, shape):
-            for place, check in enumerate(arm.truth):
-                entry = series[arm.arm]
-                if len(data.candidates) == 1:
+        for cell in data.candidates(row):
+            for place, check in enumerate(data.truth.get((row.shape.id, cell.arm), {}).values()):
+                entry = series[cell.arm]
+                if len(data.meta.candidates) == 1:
                     entry = Series(check.name, *CANDIDATE_STYLES[place % len(CANDIDATE_STYLES)])
                 passed.append(check.passed)
-                marks += _ratio_mark(
-                    entry, check.ratio, f"{arm.arm}, shape {shape.id}, {check.name}", "eager's own error"
-                )
+                title = f"{cell.arm}, shape {row.shape.id}, {check.name}"
+                marks += _ratio_mark(entry, check.max_ratio, title, "eager's own error")
         word = "not tried" if not passed else "" if all(passed) else "fails"
-        rows.append(Row(shape.name, tuple(marks), word, all(passed)))
+        rows.append(Row(row, marks, word, all(passed)))
     return _by_shape(
         data, width, titled, rows, None, "Error against fp64 by shape", "worst error / eager's own (logarithmic)",
         "The worst error against float64 divided by the eager baseline's own, on a logarithmic axis, a mark for each "
@@ -151,37 +159,39 @@ def truth(data: PageData, width: float, titled: bool = False) -> Chart | None:
 
 def regimes(data: PageData, width: float, titled: bool = False) -> Chart | None:
     """Draw host time against device time of eager, predicted and measured; None when every shape is infeasible."""
-    shapes = [shape for shape in data.shapes if shape.regime in REGIME_MARKERS]
-    if not shapes:
+    rows = [row for row in data.summary.rows if row.regime in REGIME_MARKERS]
+    places: dict[str, list[tuple[float, float, Series]]] = {}
+    for row in rows:
+        predicted = Series(f"{row.regime}, predicted", REGIME_MARKERS[row.regime], "muted", True)
+        cost, eager = data.predicted(row), row.eager
+        places[row.shape.id] = [(cost["launch_s"] * 1e3, cost["device_s"] * 1e3, predicted)]
+        if row.measured_regime and eager.host_ms and eager.device_ms:
+            right = row.measured_regime == row.regime
+            words, colour = ("measured as predicted", "s0") if right else ("measured, not predicted", "bad")
+            measured = Series(f"{row.measured_regime}, {words}", REGIME_MARKERS[row.measured_regime], colour)
+            places[row.shape.id].append((eager.host_ms.centre, eager.device_ms.centre, measured))
+    if not rows:
         return None
-    known = [shape for shape in shapes if shape.measured_regime and shape.measured_host_ms and shape.measured_device_ms]
-    styles = [_regime_series(shape, False) for shape in shapes] + [_regime_series(shape, True) for shape in known]
     figure = new_figure(width)
     top = _heading(figure, data, "Regime map") if titled else 8
-    axes = _plane(
-        figure, legend(figure, dict.fromkeys(styles), top), "host: dispatch of one eager forward, ms", "device, ms"
-    )
-    across = log_limits([s.dispatch_ms for s in shapes] + [s.measured_host_ms for s in known])
-    up = log_limits([s.device_ms for s in shapes] + [s.measured_device_ms for s in known])
+    points = sorted((point for found in places.values() for point in found), key=lambda point: not point[2].open)
+    top = legend(figure, dict.fromkeys(series for _, _, series in points), top)
+    axes = _plane(figure, top, "host: dispatch of one eager forward, ms", "device, ms")
+    across, up = log_limits([host for host, _, _ in points]), log_limits([device for _, device, _ in points])
     log_axes(axes, across, up)
     for factor in (1.0, BORDERLINE, 1 / BORDERLINE):
         colour, line = ("ink", "-") if factor == 1 else ("muted", (0, (4, 3)))
         low, high = max(across[0], up[0] / factor), min(across[1], up[1] / factor)
         if low < high:
             axes.plot((low, high), (low * factor, high * factor), color=LIGHT[colour], linewidth=1.2, linestyle=line)
-    labels = []
-    for shape in shapes:
-        places = [(shape.dispatch_ms, shape.device_ms, False)]
-        if shape in known:
-            places.append((shape.measured_host_ms, shape.measured_device_ms, True))
-            axes.plot(*zip(*(place[:2] for place in places), strict=True), color=LIGHT["muted"], linewidth=0.8)
-        for host, device, measured in places:
-            series = _regime_series(shape, measured)
-            title = f"shape {shape.id}, {series.label}: host {number(host)}, device {number(device)} ms"
+    for name, found in places.items():
+        if len(found) > 1:
+            axes.plot(*zip(*(place[:2] for place in found), strict=True), color=LIGHT["muted"], linewidth=0.8)
+        for host, device, series in found:
+            title = f"shape {name}, {series.label}: host {number(host)}, device {number(device)} ms"
             draw_mark(axes, host, device, series, title)
-        labels.append((*places[-1][:2], shorten(shape.id, 90)))
     label_regions(axes)
-    place_labels(axes, labels)
+    place_labels(axes, [(*found[-1][:2], shorten(name, 90)) for name, found in places.items()])
     return Chart(
         figure, "Regime map",
         "The host's dispatch time of one eager forward against its device time, both logarithmic. Below the diagonal "
@@ -192,21 +202,21 @@ def regimes(data: PageData, width: float, titled: bool = False) -> Chart | None:
 
 def label_regions(axes: Axes) -> None:
     """Name both regions of the regime map where the whole text lies in its region and covers nothing."""
-    frame, taken = axes.get_window_extent(), boxes_of(axes)
-    for text, above, heights in ((DEVICE_LIMIT, True, range(95, 0, -5)), (HOST_LIMIT, False, range(3, 98, 5))):
-        for height in heights:
-            for side, align in ((0.01, "left"), (0.99, "right")) if above else ((0.99, "right"), (0.01, "left")):
-                label = axes.text(
-                    side, height / 100, text, transform=axes.transAxes, ha=align, color=LIGHT["muted"], va="baseline"
-                )
-                box = label.get_window_extent()
-                points = axes.transData.inverted().transform(box.corners())
-                if is_free(box, frame, taken) and all((device > host) == above for host, device in points):
-                    break
-                label.remove()
-            else:
-                continue
-            break
+    frame, taken, to_data = axes.get_window_extent(), boxes_of(axes), axes.transData.inverted()
+    left, right = (0.01, "left"), (0.99, "right")
+    for text, above, heights, sides in (
+        (DEVICE_LIMIT, True, range(95, 0, -5), (left, right)),
+        (HOST_LIMIT, False, range(3, 98, 5), (right, left)),
+    ):
+        for height, (side, align) in itertools.product(heights, sides):
+            label = axes.text(
+                side, height / 100, text, transform=axes.transAxes, ha=align, color=LIGHT["muted"], va="baseline"
+            )
+            box = label.get_window_extent()
+            in_region = all((device > host) == above for host, device in to_data.transform(box.corners()))
+            if in_region and is_free(box, frame, taken):
+                break
+            label.remove()
 
 
 def roofline(data: PageData, width: float, titled: bool = False) -> Chart | None:
@@ -215,22 +225,24 @@ def roofline(data: PageData, width: float, titled: bool = False) -> Chart | None
     Across: FLOPs a byte of the unfused baseline, the same for every arm of a shape. Up: the baseline's FLOPs over an
     arm's time. A candidate that moves fewer bytes or skips masked work can stand above the roof.
     """
-    shapes = [shape for shape in data.shapes if shape.flops > 0 and shape.bytes > 0]
-    if not shapes:
+    marks = {row.shape.id: (work["flops"] / work["bytes"], _roof_marks(data, row, work["flops"]))
+             for row in data.summary.rows
+             if (work := data.predicted(row))["flops"] > 0 and work["bytes"] > 0}  # fmt: skip
+    if not marks:
         return None
     figure = new_figure(width)
     top = _heading(figure, data, "Roofline by shape") if titled else 8
-    marks = {shape.id: _roof_marks(data, shape) for shape in shapes}
-    entries = dict.fromkeys(mark.series for row in marks.values() for mark in row)
+    entries = dict.fromkeys(mark.series for _, row in marks.values() for mark in row)
     scale, prefix = unit(max(rate for _, rate in data.peaks.values()))
     axes = _plane(figure, legend(figure, entries, top), "FLOPs a byte, unfused baseline", f"{prefix}FLOP/s")
-    places = [(shape.flops / shape.bytes, mark.value) for shape in shapes for mark in marks[shape.id]]
-    labels = draw_roofs(axes, places, data.peaks, data.bandwidth, {shape.dtype for shape in data.shapes})
-    for shape in shapes:
-        x, heights = shape.flops / shape.bytes, [mark.value / scale for mark in marks[shape.id]]
+    places = [(x, mark.value) for x, row in marks.values() for mark in row]
+    dtypes = {shape.dtype for shape in data.meta.shape_list()}
+    labels = draw_roofs(axes, places, data.peaks, data.profile.copy_bytes_per_s, dtypes)
+    for name, (x, row) in marks.items():
+        heights = [mark.value / scale for mark in row]
         axes.plot((x, x), (min(heights), max(heights)), color=LIGHT["muted"], linewidth=0.8)
-        labels.append((x, max(heights), shorten(shape.id, 90)))
-        for mark, height in zip(marks[shape.id], heights, strict=True):
+        labels.append((x, max(heights), shorten(name, 90)))
+        for mark, height in zip(row, heights, strict=True):
             draw_mark(axes, x, height, mark.series, mark.title, 8.0)
     place_labels(axes, labels)
     return Chart(
@@ -311,7 +323,7 @@ def write_plot(data: PageData, path: Path) -> None:
     """Draw a run's chart into an SVG or PNG file; the same records give the same bytes."""
     chart = draw(plot_kind(path), data, titled=True)
     if chart is None:
-        raise EvaluationError(f"{path}: run {data.run.meta.id} measured nothing that a {plot_kind(path)} plot shows")
+        raise EvaluationError(f"{path}: run {data.meta.id} measured nothing that a {plot_kind(path)} plot shows")
     save_chart(chart, path)
 
 
@@ -319,8 +331,8 @@ def _heading(figure: Figure, data: PageData, title: str) -> float:
     """Write the title and the run above a chart; return where they end."""
     room = figure.get_figwidth() * 72 - 2 * MARGIN
     write_text(figure, MARGIN, 24, shorten(f"{title}, {data.device}", room / 1.1, 14), fontsize=14, fontweight="bold")
-    started = data.run.meta.started_at[:10]
-    write_text(figure, MARGIN, 42, shorten(f"run {data.run.meta.id}, {started}", room, 11), "muted", fontsize=11)
+    started = data.meta.started_at[:10]
+    write_text(figure, MARGIN, 42, shorten(f"run {data.meta.id}, {started}", room, 11), "muted", fontsize=11)
     return 54.0
 
 
@@ -344,7 +356,7 @@ def _by_shape(
     height = ROW if beside else ROW + 16
     bottom = top + height * len(rows)
     axes = new_axes(figure, bottom + 46, MARGIN + names + 8, top, width - MARGIN - words - 8, bottom)
-    values = [value for row in rows for mark in row.marks for value in (mark.low, mark.high)]
+    values = [value for row in rows for mark in row.marks for value in (mark.value, mark.low, mark.high) if value]
     log_axes(axes, log_limits(values + ([1.0] if limit else [])))
     axes.set(ylim=(bottom, top), yticks=[])
     for index, row in enumerate(rows):
@@ -364,28 +376,22 @@ def _by_shape(
 def _draw_row(figure: Figure, axes: Axes, row: Row, y: float, height: float, names: float, banded: bool) -> None:
     """Draw one shape's band, name, marks and word; the axes' vertical unit is a pixel from the figure's top."""
     from matplotlib.patches import Rectangle
+    from matplotlib.transforms import blended_transform_factory
 
     width, middle = figure.get_figwidth() * 72, y + height - ROW / 2
     if banded:
         band = Rectangle(
             (MARGIN / width, y), 1 - 2 * MARGIN / width, height, color=LIGHT["band"], linewidth=0, clip_on=False,
-            transform=_across_figure(figure, axes), zorder=0,
+            transform=blended_transform_factory(figure.transFigure, axes.transData), zorder=0,
         )  # fmt: skip
         axes.add_patch(band)
     write_text(figure, MARGIN + 6, middle + 4 if height == ROW else y + 14, shorten(row.name, names - 12))
     for mark in row.marks:
-        if mark.high / mark.low > 1.01:
+        if mark.low and mark.high / mark.low > 1.01:
             axes.plot((mark.low, mark.high), (middle, middle), color=LIGHT[mark.series.colour], linewidth=1.5)
         draw_mark(axes, mark.value, middle, mark.series, mark.title)
     colour = "ink" if row.good else "bad"
     write_text(figure, width - MARGIN - 6, middle + 4, row.word, colour, ha="right", fontweight="bold")
-
-
-def _across_figure(figure: Figure, axes: Axes):
-    """Return the transform of a share of the figure's width and a vertical place in the axes."""
-    from matplotlib.transforms import blended_transform_factory
-
-    return blended_transform_factory(figure.transFigure, axes.transData)
 
 
 def _plane(figure: Figure, top: float, across: str, up: str) -> Axes:
@@ -399,74 +405,49 @@ def _plane(figure: Figure, top: float, across: str, up: str) -> Axes:
     return axes
 
 
-def _candidates(data: PageData, shape: ShapePlace) -> list[ArmPlace]:
-    return [shape.arms[name] for name in data.candidates if name in shape.arms]
-
-
-def _time(series: Series, arm: ArmPlace) -> Mark:
-    event = arm.event
+def _time(series: Series, cell: Cell) -> Mark:
+    """Return the mark of an arm's event time."""
+    event = cell.event_ms
     title = f"{series.label}: {number(event.centre)} ms ({number(event.low)}-{number(event.high)})"
-    if arm.status != "ok":
-        title += f", {STATUS_WORDS.get(arm.status, arm.status)}"
-    return Mark(series, event.centre, event.low, event.high, title)
+    if cell.status != "ok":
+        title += f", {STATUS_WORDS.get(cell.status, cell.status)}"
+    return Mark(series, event.centre, title, event.low, event.high)
 
 
 def _ratio_mark(series: Series, value: float | None, what: str, of: str) -> list[Mark]:
     """Return a mark for a positive finite ratio, nothing for another."""
     if value is None or not math.isfinite(value) or value <= 0:
         return []
-    return [Mark(series, value, value, value, f"{what}: {number(value)} of {of}")]
+    return [Mark(series, value, f"{what}: {number(value)} of {of}")]
 
 
-def _outcome(data: PageData, shape: ShapePlace) -> tuple[str, bool]:
+def _outcome(data: PageData, row: ShapeRow) -> tuple[str, bool]:
     """Return the word at a row's end: one candidate's speedup or status; of several, how many failed."""
-    arms = _candidates(data, shape)
-    failed = [arm for arm in arms if arm.status in FAILED]
+    cells = data.candidates(row)
+    failed = [cell for cell in cells if cell.status in FAILED]
+    status = "" if cells[0].status == "ok" else STATUS_WORDS.get(cells[0].status, cells[0].status)
+    if len(cells) == 1:
+        speedup = cells[0].speedup
+        return f"{times(speedup.centre)}x" if speedup and not failed else status, not failed
     if failed:
-        return _status(failed[0]) if len(arms) == 1 else f"{len(failed)} of {len(arms)} fail", False
-    if len(arms) == 1:
-        return arms[0].speedup or _status(arms[0]), True
-    return (_status(arms[0]) if len({arm.status for arm in arms}) == 1 else ""), True
+        return f"{len(failed)} of {len(cells)} fail", False
+    return status if len({cell.status for cell in cells}) == 1 else "", True
 
 
-def _status(arm: ArmPlace) -> str:
-    """Return the word for an arm that has no speedup; empty for one that ran."""
-    return "" if arm.status == "ok" else STATUS_WORDS.get(arm.status, arm.status)
-
-
-def _worst_use(data: PageData, shape: ShapePlace) -> tuple[str, bool]:
-    """Return the largest use of the tolerance on a shape, or why there is none."""
-    uses = [use for arm in _candidates(data, shape) for use in (arm.use, arm.ragged_use) if use is not None]
-    if not uses:
-        return _outcome(data, shape)
-    worst = max(uses)
-    return (number(worst) if math.isfinite(worst) else "not finite"), worst <= 1
-
-
-def _regime_series(shape: ShapePlace, measured: bool) -> Series:
-    """Return how a shape's prediction or measurement is drawn; a wrong prediction shows in the measurement."""
-    if not measured:
-        return Series(f"{shape.regime}, predicted", REGIME_MARKERS[shape.regime], "muted", True)
-    regime, right = shape.measured_regime, shape.measured_regime == shape.regime
-    words = "measured as predicted" if right else "measured, not predicted"
-    return Series(f"{regime}, {words}", REGIME_MARKERS[regime], "s0" if right else "bad")
-
-
-def _roof_marks(data: PageData, shape: ShapePlace) -> list[Mark]:
+def _roof_marks(data: PageData, row: ShapeRow, flops: float) -> list[Mark]:
     """Return the predicted and measured FLOP/s of eager and each candidate on a shape; the best one last."""
     styles = series_of(data)
-    times = [(Series("eager predicted", "x", "muted"), shape.predicted_ms)]
-    for name in (EAGER, *data.candidates):
-        if arm := shape.arms.get(name):
-            style = styles[name]
-            if name != EAGER and arm.predicted_ms:
-                times.append((replace(style, label=f"{style.label} predicted", open=True), arm.predicted_ms))
-            if arm.event:
-                times.append((style, arm.event.centre))
+    found = [(Series("eager predicted", "x", "muted"), row.predicted_ms)]
+    for cell in (row.eager, *data.candidates(row)):
+        style = styles[cell.arm]
+        if cell.arm != EAGER and cell.predicted_ms:
+            found.append((replace(style, label=f"{style.label} predicted", open=True), cell.predicted_ms))
+        if cell.event_ms:
+            found.append((style, cell.event_ms.centre))
     marks = []
-    for series, time_ms in times:
-        rate = shape.flops / (time_ms / 1e3)
+    for series, time_ms in found:
+        rate = flops / (time_ms / 1e3)
         scale, prefix = unit(rate)
-        title = f"shape {shape.id}, {series.label}: {number(time_ms)} ms, {number(rate / scale)} {prefix}FLOP/s"
-        marks.append(Mark(series, rate, rate, rate, title))
+        title = f"shape {row.shape.id}, {series.label}: {number(time_ms)} ms, {number(rate / scale)} {prefix}FLOP/s"
+        marks.append(Mark(series, rate, title))
     return marks

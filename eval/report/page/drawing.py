@@ -7,6 +7,7 @@ colour by a CSS variable with that colour as its fallback.
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
-    from matplotlib.transforms import Bbox
+    from matplotlib.transforms import Bbox, Transform
 
 # Colours after Okabe and Ito. All light colours differ, because SVG output finds a colour's name by its value.
 LIGHT = {
@@ -36,10 +37,14 @@ DARK = {
     "bad": "#ff9a5c", "s0": "#62b8ec", "s1": "#ff9a5c", "s2": "#3ccb9d", "s3": "#e79cc6", "s4": "#f0e442",
     "s5": "#9fd0f5",
 }  # fmt: skip
+VARIABLES = {value: f"var(--{name}, {value})" for name, value in LIGHT.items()}
 PIXELS = 72  # an inch
 FONT = 12.0
 MARGIN = 12
-SVG = "http://www.w3.org/2000/svg"
+# Where a label is tried: pixels from its point, and directions in 24ths of a turn, the right side first.
+RINGS = (9, 13, 18, 26, 36, 48, 62, 78, 96, 118, 142)
+TURNS = (0, 12, 1, 23, 11, 13, 2, 22, 10, 14, 3, 21, 9, 15, 4, 20, 8, 16, 6, 18, 5, 7, 17, 19)
+SVG = "{http://www.w3.org/2000/svg}"
 FONTS = "system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif"
 TITLE = "title: "  # the start of a gid that becomes the mark's <title>
 LOOKS = {
@@ -117,22 +122,24 @@ def new_axes(figure: Figure, height: float, left: float, top: float, right: floa
 
 def write_text(figure: Figure, x: float, y: float, text: str, colour: str = "ink", **options) -> None:
     """Write a text with its baseline `y` pixels below the figure's top, whatever height the figure gets."""
+    figure.text(0, 1, clean(text), color=LIGHT[colour], transform=_from_top(figure, x, y), **options)
+
+
+def _from_top(figure: Figure, x: float, y: float) -> Transform:
+    """Return the transform that puts (0, 1) at `x` and `y` pixels from the figure's top left."""
     from matplotlib.transforms import ScaledTranslation
 
-    place = figure.transFigure + ScaledTranslation(x / PIXELS, -y / PIXELS, figure.dpi_scale_trans)
-    figure.text(0, 1, clean(text), color=LIGHT[colour], transform=place, **options)
+    return figure.transFigure + ScaledTranslation(x / PIXELS, -y / PIXELS, figure.dpi_scale_trans)
 
 
 def legend(figure: Figure, series: Iterable[Series], top: float) -> float:
     """Draw the legend in as many columns as fit; return where it ends, in pixels from the top."""
     from matplotlib.lines import Line2D
-    from matplotlib.transforms import ScaledTranslation
 
     room = figure.get_figwidth() * PIXELS - 2 * MARGIN
-    place = figure.transFigure + ScaledTranslation(MARGIN / PIXELS, -top / PIXELS, figure.dpi_scale_trans)
+    place = _from_top(figure, MARGIN, top)
     handles = [Line2D([], [], label=shorten(entry.label, room - 40), **mark_style(entry)) for entry in series]
-    columns = len(handles)
-    while True:
+    for columns in range(len(handles), 0, -1):
         shown = figure.legend(
             handles=handles, ncols=columns, loc="upper left", bbox_to_anchor=(0, 1), bbox_transform=place,
             frameon=False, borderpad=0, borderaxespad=0, handlelength=1, handletextpad=0.4, columnspacing=1.2,
@@ -140,9 +147,9 @@ def legend(figure: Figure, series: Iterable[Series], top: float) -> float:
         )  # fmt: skip
         extent = shown.get_window_extent(figure.canvas.get_renderer())
         if extent.width <= room or columns == 1:
-            return top + extent.height
+            break
         shown.remove()
-        columns -= 1
+    return top + extent.height
 
 
 def mark_style(series: Series, size: float = 9.0) -> dict[str, object]:
@@ -161,9 +168,9 @@ def mark_style(series: Series, size: float = 9.0) -> dict[str, object]:
     }
 
 
-def draw_mark(axes: Axes, x: float, y: float, series: Series, title: str, size: float = 9.0, order: float = 3) -> None:
+def draw_mark(axes: Axes, x: float, y: float, series: Series, title: str, size: float = 9.0) -> None:
     """Draw one mark; an SVG viewer shows its title under the pointer."""
-    axes.plot([x], [y], gid=TITLE + clean(title), zorder=order, clip_on=False, **mark_style(series, size))
+    axes.plot([x], [y], gid=TITLE + clean(title), zorder=3, clip_on=False, **mark_style(series, size))
 
 
 def log_limits(values: Iterable[float], room: float = 1.25) -> tuple[float, float]:
@@ -226,18 +233,17 @@ def shorten(text: str, width: float, size: float = FONT) -> str:
 
 
 def boxes_of(axes: Axes) -> list[Bbox]:
-    """Return the places that a label must not cover: marks, drawn lines in short pieces, and texts."""
+    """Return the places that a label must not cover: marks, straight lines in short pieces, and texts."""
+    import numpy
     from matplotlib.transforms import Bbox
 
     found = [text.get_window_extent() for text in axes.texts]
     for line in axes.lines:
         points = axes.transData.transform(line.get_xydata())
         half = 2.0 if line.get_marker() in ("None", "", None) else line.get_markersize() / 2 + 1
-        for (x1, y1), (x2, y2) in zip(points, points[1:] if len(points) > 1 else points, strict=False):
-            steps = int(math.dist((x1, y1), (x2, y2)) / 4) + 1
-            for step in range(steps + 1):
-                x, y = x1 + (x2 - x1) * step / steps, y1 + (y2 - y1) * step / steps
-                found.append(Bbox.from_extents(x - half, y - half, x + half, y + half))
+        pieces = int(math.dist(points[0], points[-1]) / 4) + 1
+        for x, y in numpy.linspace(points[0], points[-1], pieces + 1):
+            found.append(Bbox.from_extents(x - half, y - half, x + half, y + half))
     return found
 
 
@@ -260,26 +266,20 @@ def place_labels(axes: Axes, labels: Sequence[tuple[float, float, str]], size: f
             va="center_baseline",
         )  # fmt: skip
         home = label.get_window_extent()
-        for distance in (9, 13, 18, 26, 36, 48, 62, 78, 96, 118, 142):
-            for turn in (0, 12, 1, 23, 11, 13, 2, 22, 10, 14, 3, 21, 9, 15, 4, 20, 8, 16, 6, 18, 5, 7, 17, 19):
-                angle = turn * math.pi / 12
-                dx, dy = (distance + home.width / 2) * math.cos(angle), distance * math.sin(angle)
-                box = home.translated(dx, dy)
-                if is_free(box, frame, taken):
-                    break
-            else:
-                continue
-            break
+        for distance, turn in itertools.product(RINGS, TURNS):
+            dx = (distance + home.width / 2) * math.cos(turn * math.pi / 12)
+            dy = distance * math.sin(turn * math.pi / 12)
+            if is_free(box := home.translated(dx, dy), frame, taken):
+                break
         else:
             label.remove()
             continue
         label.set_position((dx, dy))
+        taken.append(box)
         if distance > 16:
             near = (min(max(0, dx - home.width / 2), dx + home.width / 2), dy - math.copysign(home.height / 2, dy))
-            axes.annotate("", (x, y), near, textcoords="offset points",
-                          arrowprops={"arrowstyle": "-", "color": LIGHT["muted"], "linewidth": 0.7, "shrinkA": 0,
-                                      "shrinkB": 0})  # fmt: skip
-        taken.append(box)
+            arrow = {"arrowstyle": "-", "color": LIGHT["muted"], "linewidth": 0.7, "shrinkA": 0, "shrinkB": 0}
+            axes.annotate("", (x, y), near, textcoords="offset points", arrowprops=arrow)
 
 
 def save_chart(chart: Chart, path: Path) -> None:
@@ -309,52 +309,43 @@ def svg_text(chart: Chart, name: str = "plot", css_class: str = "") -> str:
     drawn = ElementTree.fromstring(raw.getvalue())
     shared = {element.get("id"): element for element in drawn.iter() if element.get("id")}
     width, height = (_round(value) for value in drawn.get("viewBox").split()[2:])
-    root = ElementTree.Element(f"{{{SVG}}}svg", {
+    root = ElementTree.Element(f"{SVG}svg", {
         "viewBox": f"0 0 {width} {height}", "role": "img", "font-family": FONTS, "stroke-linejoin": "round",
         "aria-labelledby": f"{name}-title {name}-desc",
     })  # fmt: skip
     root.attrib |= {"class": css_class} if css_class else {"width": width, "height": height}
     for tag, text in (("title", chart.title), ("desc", chart.description)):
-        ElementTree.SubElement(root, f"{{{SVG}}}{tag}", {"id": f"{name}-{tag}"}).text = clean(text)
+        ElementTree.SubElement(root, f"{SVG}{tag}", {"id": f"{name}-{tag}"}).text = clean(text)
     if not css_class:
-        ElementTree.SubElement(root, f"{{{SVG}}}style").text = scheme_css("svg")
+        ElementTree.SubElement(root, f"{SVG}style").text = scheme_css("svg")
     for child in drawn:
         _copy(child, root, shared)
-    ElementTree.register_namespace("", SVG)
+    ElementTree.register_namespace("", SVG[1:-1])
     return ElementTree.tostring(root, encoding="unicode")
 
 
 def _copy(element: ElementTree.Element, parent: ElementTree.Element, shared: dict[str, ElementTree.Element]) -> None:
     """Copy an element: styles become attributes, colours variables, ids titles; shared shapes are written out."""
-    tag = element.tag.removeprefix(f"{{{SVG}}}")
-    if tag in ("defs", "metadata"):
+    if element.tag in (f"{SVG}defs", f"{SVG}metadata"):
         return
-    place = ""
-    if tag == "use":
-        place = f"translate({_round(element.get('x', '0'))} {_round(element.get('y', '0'))})"
-        element, own = shared[element.get("{http://www.w3.org/1999/xlink}href")[1:]], element.get("style")
-        tag = "path"
-        style = f"{element.get('style', '')}; {own or ''}"
-    else:
-        style = element.get("style", "")
+    style, place = element.get("style", ""), {}
+    if element.tag == f"{SVG}use":
+        place = {"transform": f"translate({_round(element.get('x', '0'))} {_round(element.get('y', '0'))})"}
+        element = shared[element.get("{http://www.w3.org/1999/xlink}href")[1:]]
+        style = f"{element.get('style', '')}; {style}"
     values = dict(part.strip().split(": ", 1) for part in style.split(";") if ": " in part)
     if font := values.pop("font", None):
         values["font-size"] = re.search(r"([\d.]+)px", font).group(1)
-        values |= {"font-weight": "bold"} if font.startswith("bold") or font.startswith("700") else {}
-    values = {key: _VARIABLES.get(value.lower(), value) for key, value in values.items() if key != "font-family"}
+        values |= {"font-weight": "bold"} if font.startswith(("bold", "700")) else {}
+    values = {key: VARIABLES.get(value.lower(), value) for key, value in values.items() if key != "font-family"}
     names = ("d", "x", "y", "transform", "text-anchor")
-    values |= {key: _round(element.get(key)) for key in names if element.get(key)}
-    if place:
-        values["transform"] = place
-    copy = ElementTree.SubElement(parent, f"{{{SVG}}}{tag}", values)
+    values |= {key: _round(element.get(key)) for key in names if element.get(key)} | place
+    copy = ElementTree.SubElement(parent, element.tag, values)
     if (title := element.get("id") or "").startswith(TITLE):
-        ElementTree.SubElement(copy, f"{{{SVG}}}title").text = title.removeprefix(TITLE)
+        ElementTree.SubElement(copy, f"{SVG}title").text = title.removeprefix(TITLE)
     copy.text = (element.text or "").strip() or None
     for child in element:
         _copy(child, copy, shared)
-
-
-_VARIABLES = {value: f"var(--{name}, {value})" for name, value in LIGHT.items()}
 
 
 def _round(text: str) -> str:

@@ -3,19 +3,46 @@
 from __future__ import annotations
 
 import os
+import re
 from base64 import b64encode
 from hashlib import sha256
 from pathlib import Path
 from urllib.parse import quote
 
+from rooflane.dispatch.units import size
 from rooflane.eval.exit_codes import EvaluationError
-from rooflane.eval.report.page import tables
+from rooflane.eval.record.records import RECORDS_FILE, RUN_FILE, TruthCheck
 from rooflane.eval.report.page.charts import NARROW, PLOT_KINDS, WIDE, draw
 from rooflane.eval.report.page.drawing import clean, scheme_css, svg_text
-from rooflane.eval.report.page.source import Headline, PageData, condition_texts, headline_texts, raw_files
+from rooflane.eval.report.page.source import PageData
+from rooflane.eval.report.render import TEMPLATES
+from rooflane.eval.report.table import NONE, Table, number
+from rooflane.eval.report.tables import all_tables, conditions, environment_line, headline_lines, verdict_word
+from rooflane.eval.stats.figures import Headline
 
-TEMPLATES = Path(__file__).parent.parent / "templates"
 VERDICT_SIGNS = {"faster": "▲", "slower": "▼", "none": "○", "equivalent": "=", "inconclusive": "?"}
+REGIMES = ("launch", "bandwidth", "compute")
+UNMEASURED = "not measured"
+FILES = {
+    RECORDS_FILE: "the records, one JSON line each",
+    RUN_FILE: "settings, shapes, predictions",
+    "digest.json": "the digest of the finished run",
+}
+# Which section shows a table of the report, by how its title begins; a table that no line names goes with the clocks.
+PLACES = {
+    "event time": "results",
+    "verdict": "results",
+    "Ranking": "results",
+    "Too large": "results",
+    "Prediction": "predictions",
+    "set-up and price": "price",
+    "Failures": "outcomes",
+    "Findings": "outcomes",
+    "Not run": "outcomes",
+}
+CLOCKS = "clocks"
+NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d*)?(?:e[-+]?\d+)?")
+BYTES = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 
 
 def render_page(data: PageData, folder: Path) -> str:
@@ -35,26 +62,35 @@ def render_page(data: PageData, folder: Path) -> str:
         keep_trailing_newline=True,
         finalize=lambda value: clean(value) if type(value) is str else value,
     )
+    environment.globals |= {"sort_key": sort_key, "numeric_columns": numeric_columns}
     style = scheme_css(":root") + (TEMPLATES / "page.css").read_text(encoding="utf-8")
     script = (TEMPLATES / "page.js").read_text(encoding="utf-8")
-    meta = data.run.meta
+    summary, paths = data.summary, [(data.run.folder / name, text) for name, text in FILES.items()]
+    prices, tokens = price_table(data)
     return environment.get_template("page.html.j2").render(
-        meta=meta,
+        meta=data.meta,
         device=data.device,
-        state=data.state,
-        cards=[_card(*pair) for pair in zip(data.headlines, headline_texts(data.summary), strict=True)],
-        problems=data.summary.problems(),
-        tables=tables.report_sections(data),
-        integrity=tables.integrity_table(data),
-        confusion=tables.confusion_table(data),
-        truth=tables.truth_table(data),
-        price=tables.price_table(data),
-        price_per_hour=meta.price_per_hour,
-        conditions=condition_texts(data.summary),
-        environment_tables=tables.environment_tables(data),
+        state=summary.state,
+        cards=[_card(*pair) for pair in zip(summary.headlines, headline_lines(summary), strict=True)],
+        problems=summary.problems(),
+        tables=report_sections(data),
+        integrity=integrity_table(data),
+        confusion=confusion_table(data),
+        truth=truth_table(data),
+        price=prices,
+        tokens=tokens,
+        price_per_hour=data.meta.price_per_hour,
+        conditions=[environment_line(summary), *conditions(summary)],
+        environment_tables=environment_tables(data),
         files=[
-            {"text": text, "name": path.name, "link": _link(path, folder), "digest": digest}
-            for text, path, digest in raw_files(data.run)
+            {
+                "text": text,
+                "name": path.name,
+                "link": _link(path, folder),
+                "digest": sha256(path.read_bytes()).hexdigest(),
+            }
+            for path, text in paths
+            if path.is_file()
         ],
         charts={kind: _chart(data, kind) for kind in PLOT_KINDS},
         style=Markup(style),
@@ -65,11 +101,133 @@ def render_page(data: PageData, folder: Path) -> str:
 
 
 def write_page(data: PageData, path: Path) -> None:
-    """Write a run's page; its links to the records are relative to where it lies."""
+    """Write a run's page; its links to the records are relative to its own place."""
     try:
         path.write_text(render_page(data, path.parent), encoding="utf-8")
     except OSError as error:
         raise EvaluationError(f"{path}: cannot be written ({error}); name another place") from None
+
+
+def sort_key(text: str) -> float | None:
+    """Return the number a cell begins with, bytes in units of one; None where there is none."""
+    match = NUMBER.match(text)
+    if not match:
+        return None
+    rest = text[match.end() :].split()
+    return float(match.group().replace(",", "")) * BYTES.get(rest[0] if rest else "", 1.0)
+
+
+def numeric_columns(table: Table) -> list[bool]:
+    """Return which columns sort as numbers: the figures, and words that are all numbers, as shape ids often are."""
+    return [
+        index >= table.left or all(NUMBER.fullmatch(row[index]) for row in table.rows)
+        for index in range(len(table.columns))
+    ]
+
+
+def report_sections(data: PageData) -> dict[str, list[Table]]:
+    """Return every table of the report by section, in the report's order."""
+    found: dict[str, list[Table]] = {name: [] for name in (*PLACES.values(), CLOCKS)}
+    for table in all_tables(data.summary):
+        owner = next((f"{name}: " for name in data.meta.candidates if table.title.startswith(f"{name}: ")), "")
+        title = table.title.removeprefix(owner)
+        found[next((place for start, place in PLACES.items() if title.startswith(start)), CLOCKS)].append(table)
+    return found
+
+
+def integrity_table(data: PageData) -> Table:
+    """Return the evidence of manipulation that records carry."""
+    rows = [
+        (row.shape.id, cell.arm, text)
+        for row in data.summary.rows
+        for cell in row.cells.values()
+        for text in cell.integrity
+    ]
+    return Table("Integrity", ("id", "arm", "evidence"), tuple(rows), 3)
+
+
+def truth_table(data: PageData) -> Table:
+    """Return each candidate's error against fp64 in units of eager's own, a column for each stress input."""
+    places = [(row.shape.id, cell.arm) for row in data.summary.rows for cell in data.candidates(row)]
+    inputs = tuple(dict.fromkeys(name for checks in data.truth.values() for name in checks))
+    rows = [(*key, *(_ratio(data.truth[key].get(name)) for name in inputs)) for key in places if key in data.truth]
+    return Table(
+        "Worst error against fp64, in units of eager's own error",
+        ("id", "arm", *inputs),
+        tuple(rows),
+        2,
+        "below 1 is closer to fp64 than eager; ~ outside the tolerance, where eager itself strays, and within the "
+        "allowed factor of eager's error; ! fails",
+    )
+
+
+def price_table(data: PageData) -> tuple[Table, list[float]]:
+    """Return the price of 1e9 tokens for eager and every candidate, and the tokens a second of each row."""
+    cells = [(row, cell) for row in data.summary.rows for cell in (row.eager, *data.candidates(row))]
+    priced = [(row.shape, cell) for row, cell in cells if cell.tokens_per_s]
+    table = Table(
+        "Price of 1e9 tokens",
+        ("id", "shape", "arm", "tokens/s", "$ per 1e9 tokens"),
+        tuple(
+            (shape.id, shape.label(), cell.arm, number(cell.tokens_per_s), number(cell.price_per_1e9_tokens))
+            for shape, cell in priced
+        ),
+        3,
+        "valid tokens only, the geometric mean over processes: the price of an hour over the tokens of an hour",
+    )
+    return table, [cell.tokens_per_s for _, cell in priced]
+
+
+def environment_tables(data: PageData) -> dict[str, Table]:
+    """Return the machine and its software, the run's settings, and the limits the predictions were made with."""
+    meta, facts = data.meta, data.summary.environment
+    machine = [(name, size(value) if name.endswith("_bytes") else str(value)) for name, value in facts.items()]
+    machine += [("rooflane of the run", meta.rooflane_version), ("device asked for", meta.device)]
+    settings = [(name, str(value)) for name, value in meta.settings.items() if value is not None]
+    limits = [
+        (name, f"{figure['value']:.5g} {figure['unit']}", figure["mark"], figure["source"])
+        for name, figure in meta.profile.items()
+        if isinstance(figure, dict) and "value" in figure
+    ]
+    title = f"Device profile {meta.profile['name']}: {meta.profile['title']}"
+    return {
+        "environment": Table("Environment", ("fact", "value"), tuple(machine), 2),
+        "settings": Table("Settings", ("setting", "value"), tuple(settings), 2),
+        "profile": Table(title, ("limit", "value", "mark", "source"), tuple(limits), 4),
+    }
+
+
+def confusion_table(data: PageData) -> Table:
+    """Return predicted regimes against measured ones, the shapes' ids in the cells."""
+    pairs = [(row.regime, row.measured_regime or UNMEASURED, row.shape.id) for row in data.summary.rows]
+    used = [name for name in REGIMES if any(name in pair[:2] for pair in pairs)]
+    predicted = used + ["infeasible"] * any(regime == "infeasible" for regime, _, _ in pairs)
+    columns = used + [UNMEASURED] * any(was == UNMEASURED for _, was, _ in pairs)
+    rows = []
+    for regime in predicted:
+        cells = []
+        for column in columns:
+            ids = [name for *pair, name in pairs if pair == [regime, column]]
+            mark = "" if column == UNMEASURED else " ✓" if regime == column else " ✗"
+            cells.append(f"{len(ids)}{mark}: {', '.join(ids)}" if ids else NONE)
+        rows.append((regime, *cells))
+    known = [regime == was for regime, was, _ in pairs if was != UNMEASURED]
+    note = f"{sum(known)} of {len(known)} regimes as predicted"
+    heads = ("predicted", *(name if name == UNMEASURED else f"measured {name}" for name in columns))
+    return Table(
+        "Regimes: predicted against measured",
+        heads,
+        tuple(rows),
+        len(heads),
+        note if known else "no regime was measured: this device has no clock of its own",
+    )
+
+
+def _ratio(check: TruthCheck | None) -> str:
+    """Return an error in units of eager's own, marked where it is outside the gate or fails."""
+    if check is None:
+        return NONE
+    return number(check.max_ratio) + ("!" if not check.passed else "" if check.gate.passed else "~")
 
 
 def _chart(data: PageData, kind: str):
@@ -90,7 +248,7 @@ def _card(headline: Headline, line: str) -> dict[str, str]:
         "figure": f"{mean.centre:.3g}x" if mean else "no mean",
         "interval": f"[{mean.low:.3g}, {mean.high:.3g}], 95 %" if mean and mean.low is not None else "",
         "sign": VERDICT_SIGNS.get(verdict, "!"),
-        "verdict": "no verdict" if verdict == "none" else verdict.upper(),
+        "verdict": verdict_word(verdict),
         "kind": verdict,
         "why": headline.why,
         "line": line.removeprefix(f"{headline.candidate}: "),

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from rooflane.families.resident.config import Room
-from rooflane.families.resident.layout import BLOCK_ROWS, STEP_COLUMNS, padded, row_blocks, too_many_rows
+from rooflane.families.resident.config import BLOCK_ROWS, STEP_COLUMNS, Room, padded, row_blocks, too_many_rows
 from rooflane.families.resident.triton_config import TYPES, TritonConfig
 from rooflane.families.spec import Limits
 from rooflane.shapes import Shape
@@ -29,7 +28,6 @@ class FlaggedRows(TritonConfig):
 
     @classmethod
     def try_plan(cls, shape: Shape, room: Room) -> Self | str:
-        """Return the configuration for a shape the family supports, or why there is none."""
         if not shape.causal:
             return "attends both ways: a program would wait for those behind it"
         if reason := too_many_rows(shape, room):
@@ -45,14 +43,12 @@ class FlaggedRows(TritonConfig):
 
     @staticmethod
     def function() -> Any:
-        """Return the kernel."""
         from rooflane.families.resident.kernels.flagged_rows_kernel import flagged_rows_kernel
 
         return flagged_rows_kernel
 
     @property
     def programs(self) -> int:
-        """Programs of a launch."""
         return row_blocks(self.shape)
 
     @property
@@ -66,13 +62,10 @@ class FlaggedRows(TritonConfig):
         return self.shape.batch_size * 2 * (padded(self.shape.seq_len) // self.rows)
 
     def constants(self, masked: bool) -> dict[str, Any]:
-        """Return the kernel's compile-time parameters."""
         return self.shared_constants(masked) | {"NUM_HEADS": self.layout.tiles, "BLOCK_S": padded(self.shape.seq_len)}
 
     def sizes(self, eps: float) -> tuple[int | float, ...]:
-        """Return the kernel's arguments behind its pointers."""
         return self.shape.seq_len, self.shape.num_layers, self.shape.tokens, eps
 
     def predict_s(self, profile: Limits) -> float:
-        """Return the predicted device seconds."""
         return self.shape.num_layers * LAYER_S

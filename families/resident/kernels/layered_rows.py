@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from rooflane.families.lean.cost import SINGLE
-from rooflane.families.resident.config import Room
-from rooflane.families.resident.layout import BLOCK_ROWS, STEP_COLUMNS, padded, row_blocks, too_many_rows
+from rooflane.families.resident.config import BLOCK_ROWS, STEP_COLUMNS, Room, padded, row_blocks, too_many_rows
 from rooflane.families.resident.triton_config import TYPES, TritonConfig
 from rooflane.families.resources.kernel_case import Architecture, TritonCase
 from rooflane.families.spec import Limits
@@ -36,7 +35,6 @@ class LayeredRows(TritonConfig):
 
     @classmethod
     def try_plan(cls, shape: Shape, room: Room) -> Self | str:
-        """Return the configuration for a shape the family supports, or why there is none."""
         if shape.causal:
             return "causal: flags or whole sequences take one launch where this takes one a layer"
         if reason := too_many_rows(shape, room):
@@ -47,14 +45,12 @@ class LayeredRows(TritonConfig):
 
     @staticmethod
     def function() -> Any:
-        """Return the kernel."""
         from rooflane.families.resident.kernels.layered_rows_kernel import rows_kernel
 
         return rows_kernel
 
     @property
     def programs(self) -> int:
-        """Programs of a launch."""
         return row_blocks(self.shape)
 
     @property
@@ -74,19 +70,16 @@ class LayeredRows(TritonConfig):
         return self.shared_constants(masked) | own
 
     def sizes(self, eps: float) -> tuple[int | float, ...]:
-        """Return the kernel's arguments behind its pointers."""
         return self.shape.seq_len, eps
 
     def predict_s(self, profile: Limits) -> float:
-        """Return the predicted device seconds."""
         return (self.shape.num_layers + 1) * LAUNCH_S
 
     def binder(self, weights: dict[str, Tensor], operands: torch.dtype, eps: float, units: int) -> Bind:
         """Return what binds the launches: a graph for all but the last, which writes the output."""
         import torch
 
-        from rooflane.families.runtime.launch import raw_stream
-        from rooflane.families.runtime.staged import StagedGraph
+        from rooflane.families.runtime.launch import StagedGraph, raw_stream
 
         layers, layout, sizes = self.shape.num_layers, self.layout, self.sizes(eps)
         scratch, _ = self.allocate(weights)

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Self
 
 from rooflane.families.lean.cost import HALF, SINGLE
-from rooflane.families.resident.config import Room
+from rooflane.families.resident.config import BLOCK_ROWS, Room, row_blocks, too_many_rows
 from rooflane.families.resident.kernels.sm90_row_warps import RowWarps
-from rooflane.families.resident.layout import BLOCK_ROWS, row_blocks, too_many_rows
 from rooflane.families.resident.sm90_config import MOST_SHARED_BYTES, NO_SM90, FragmentConfig
 from rooflane.families.spec import Limits
 from rooflane.shapes import Shape
@@ -30,7 +29,6 @@ class RowBlocks(FragmentConfig):
 
     @classmethod
     def try_plan(cls, shape: Shape, room: Room) -> Self | str:
-        """Return the configuration for a shape the family supports, or why there is none."""
         if not room.sm90:
             return NO_SM90
         if not shape.causal:
@@ -57,7 +55,6 @@ class RowBlocks(FragmentConfig):
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of a program that is asked for at launch."""
         return self.stages * self.tile_bytes + self.passed_bytes
 
     @property
@@ -66,7 +63,6 @@ class RowBlocks(FragmentConfig):
         return 2 * self.shape.d_model + 32
 
     def programs(self, units: int) -> int:
-        """Return the programs of a launch."""
         return row_blocks(self.shape)
 
     @property
@@ -80,11 +76,9 @@ class RowBlocks(FragmentConfig):
         return self.shape.batch_size * 2 * MOST_BLOCKS
 
     def sizes(self) -> tuple[int, ...]:
-        """Return the kernel's run-time sizes."""
         return self.sequence_blocks, self.shape.seq_len, self.shape.num_layers
 
     def own_constants(self) -> dict[str, int]:
-        """Return the compile-time sizes of this kernel alone."""
         return {"STAGES": self.stages}
 
     def predict_s(self, profile: Limits) -> float:

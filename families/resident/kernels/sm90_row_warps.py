@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from rooflane.families.lean.cost import HALF, SINGLE
-from rooflane.families.resident.config import Room, unit_seconds
-from rooflane.families.resident.layout import BLOCK_ROWS
+from rooflane.families.resident.config import BLOCK_ROWS, Room, unit_seconds
 from rooflane.families.resident.sm90_config import MOST_SHARED_BYTES, NO_SM90, FragmentConfig
 from rooflane.families.spec import Limits
 from rooflane.shapes import Shape
@@ -100,7 +99,6 @@ class RowWarps(FragmentConfig):
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of a program that is asked for at launch: the ring, keys and values."""
         return self.stages * self.tile_bytes + self.kv_bytes + self.exchange_bytes
 
     @property
@@ -123,11 +121,9 @@ class RowWarps(FragmentConfig):
         return min(self.sequence_groups, clusters_at_a_time(self.split, units)) * self.split
 
     def sizes(self) -> tuple[int, ...]:
-        """Return the kernel's run-time sizes."""
         return self.sequence_groups, self.shape.batch_size, self.shape.seq_len, self.shape.num_layers
 
     def own_constants(self) -> dict[str, int]:
-        """Return the compile-time sizes of this kernel alone."""
         return {
             "CAUSAL": int(self.shape.causal), "STAGES": self.stages, "WARPS": self.warps, "SPLIT": self.split,
             "BLOCKS": self.sequence_blocks, "SPAN": self.span, "TOGETHER": self.together, "PAIR": self.pair,
@@ -135,7 +131,6 @@ class RowWarps(FragmentConfig):
 
     @property
     def case_name(self) -> str:
-        """What tells the configuration from others of its sizes."""
         reach = "causal" if self.shape.causal else "full"
         return f"{self.warps}w {self.pair}t over {self.split} of {self.sequence_blocks} {reach} r{self.stages}"
 

@@ -37,7 +37,6 @@ class Warpgroups(Sm90Config):
 
     @classmethod
     def try_plan(cls, shape: Shape, room: Room) -> Self | str:
-        """Return the configuration for a shape the family supports, or why there is none."""
         if not room.sm90:
             return NO_SM90
         if shape.d_model % 16 != 0 or shape.head_dim % 8 != 0:
@@ -66,7 +65,6 @@ class Warpgroups(Sm90Config):
 
     @property
     def packed_bytes(self) -> int:
-        """Device bytes of the packed weights, biases and final norm."""
         biases = self.shape.num_layers * (3 * self.shape.d_model + self.ffn) + 2 * self.shape.d_model
         return self.shape.num_layers * self.layer_tiles * self.tile_bytes + biases * SINGLE
 
@@ -89,7 +87,6 @@ class Warpgroups(Sm90Config):
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of a program that is asked for at launch: operands, two rings, zeros."""
         return self.operand_bytes + 2 * self.stages * self.tile_bytes + self.zero_bytes
 
     @property
@@ -102,17 +99,14 @@ class Warpgroups(Sm90Config):
         return min(self.row_blocks, units)
 
     def sizes(self) -> tuple[int, ...]:
-        """Return the kernel's run-time sizes."""
         return self.row_blocks, self.shape.batch_size, self.shape.seq_len, self.shape.num_layers
 
     def own_constants(self) -> dict[str, int]:
-        """Return the compile-time sizes of this kernel alone."""
         spans, causal = int(self.spans), int(self.shape.causal)
         return {"SPANS": spans, "GROUP": self.group, "CAUSAL": causal, "STAGES": self.stages}
 
     @property
     def case_name(self) -> str:
-        """What tells the configuration from others of its sizes."""
         reach = "causal" if self.shape.causal else "full"
         return f"{'spanning' if self.spans else f'g{self.group}'} {reach} r{self.stages}"
 

@@ -10,8 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from rooflane.families.resident.config import H200, Room, unit_seconds
-from rooflane.families.resident.layout import STEP_COLUMNS, Layout, layout_of, packable, padded
+from rooflane.families.resident.config import (
+    H200,
+    STEP_COLUMNS,
+    Layout,
+    Room,
+    layout_of,
+    packable,
+    padded,
+    unit_seconds,
+)
 from rooflane.families.resident.triton_config import TYPES, TritonConfig
 from rooflane.families.spec import Limits
 from rooflane.shapes import Shape
@@ -41,25 +49,21 @@ class _Blocks(TritonConfig):
 
     @staticmethod
     def function() -> Any:
-        """Return the kernel."""
         from rooflane.families.resident.kernels.whole_kernel import blocks_kernel
 
         return blocks_kernel
 
     @property
     def layout(self) -> Layout:
-        """Padded sizes of the packed weights."""
         return layout_of(self.shape, self.ffn_tile, self.pack_heads)
 
     def constants(self, masked: bool) -> dict[str, Any]:
-        """Return the kernel's compile-time parameters."""
         layout = self.layout
         own = {"HEADS_WIDTH": layout.heads_width, "PACK": layout.pack, "CAUSAL": self.shape.causal, "GROUP": self.group}
         own |= {"BLOCK_F": self.ffn_tile, "STAGES": self.num_stages, "HALVES": self.HALVES}
         return self.shared_constants(masked) | own
 
     def sizes(self, eps: float) -> tuple[int | float, ...]:
-        """Return the kernel's arguments behind its pointers."""
         return self.shape.batch_size, self.shape.seq_len, self.shape.num_layers, self.layout.tiles, eps
 
     def predict_s(self, profile: Limits) -> float:
@@ -87,7 +91,6 @@ class Halves(_Blocks):
 
     @classmethod
     def try_plan(cls, shape: Shape, room: Room) -> Self | str:
-        """Return the configuration for a shape the family supports, or why there is none."""
         if not shape.causal:
             return "attends both ways: the first half would wait for the second"
         if padded(shape.seq_len) <= HALF_ROWS:
@@ -101,7 +104,6 @@ class Halves(_Blocks):
 
     @property
     def programs(self) -> int:
-        """Programs of a launch."""
         return 2 * self.shape.batch_size
 
     @property
@@ -133,7 +135,6 @@ class Whole(_Blocks):
 
     @classmethod
     def try_plan(cls, shape: Shape, room: Room) -> Self | str:
-        """Return the configuration for a shape the family supports."""
         length = padded(shape.seq_len)
         ffn_tile, stages = _feed_forward(shape, room)
         # Short sequences share a block once there are blocks enough for every multiprocessor.
@@ -144,7 +145,6 @@ class Whole(_Blocks):
 
     @property
     def programs(self) -> int:
-        """Programs of a launch."""
         return -(-self.shape.batch_size // self.group)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from rooflane.eval import evaluate, render_markdown
 from rooflane.eval.campaign.blocks import Counts, Round, choose_counts, time_blocks
-from rooflane.eval.stats.intervals import paired_log_ratio
+from rooflane.eval.stats.estimator import paired_log_ratio
 from rooflane.shapes import Shape
 
 

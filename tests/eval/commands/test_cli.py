@@ -1,4 +1,4 @@
-"""The command line: answers without torch, JSON beside every table, one paragraph for every error."""
+"""The command line: results without torch, JSON beside every table, one paragraph for every error."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rooflane.dispatch import keep_profile, load_profile, load_rules
 from rooflane.eval import cli
 from rooflane.eval.campaign import planning
 from rooflane.eval.commands import output
-from rooflane.eval.commands.group import Group
+from rooflane.eval.commands.output import Group
 from rooflane.eval.exit_codes import ExitCode
 from rooflane.eval.record.settings import Settings
-from rooflane.eval.submit import campaign as submit_campaign
+from rooflane.eval.submit import runs as submit_runs
 
 HEADER = "id,batch_size,seq_len,d_model,num_heads,ffn_dim,num_layers,causal"
 WITHOUT_TORCH = """
@@ -49,14 +49,16 @@ def rooflane(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str
 def test_classify_answers_in_under_a_second_with_torch_not_importable(root: Path):
     command = [sys.executable, "-c", WITHOUT_TORCH, "classify", root / "shapes" / "published.csv"]
     command += ["--profile", "rtx5090"]
-    best = float("inf")
-    for _ in range(3):  # the least disturbed of three, by processor time: a busy machine is no fault of the command's
+    seconds = 0.0
+    for _ in range(3):  # processor time, three tries at most: a busy machine is no fault of the command's
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        best = min(best, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         assert done.returncode == 0, done.stderr
-    assert best < 1.0
+        seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        if seconds < 1.0:
+            break
+    assert seconds < 1.0
 
 
 def test_published_shapes_have_their_known_regimes_on_an_rtx5090(rooflane):
@@ -125,10 +127,10 @@ def test_a_file_at_hand_wins_over_the_shipped_one(rooflane, tmp_path: Path, monk
 
 def test_explain_names_the_chosen_rule_and_why_not_the_others(rooflane):
     _, out, _ = rooflane("rules", "explain", "published.csv", "--shape", "14", "--profile", "h200", "--json")
-    (answer,) = json.loads(out)
-    assert answer["chosen"] == "does-not-fit"
-    assert answer["rules"]["does-not-fit"].startswith("chosen, sends it to chunked: ")
-    assert "regime" in answer["rules"]["launch-bound"] or "launch_ratio" in answer["rules"]["launch-bound"]
+    (found,) = json.loads(out)
+    assert found["chosen"] == "does-not-fit"
+    assert found["rules"]["does-not-fit"].startswith("chosen, sends it to chunked: ")
+    assert "regime" in found["rules"]["launch-bound"] or "launch_ratio" in found["rules"]["launch-bound"]
 
 
 def test_explain_tells_a_rule_that_comes_later_from_one_whose_family_cannot_serve(rooflane):
@@ -235,7 +237,7 @@ def test_debug_shows_the_traceback_wherever_it_stands(tmp_path: Path):
         (ModuleNotFoundError("No module named 'torch'", name="torch"), ExitCode.USAGE, "pip install torch"),
         (PermissionError(13, "Permission denied", "/x"), ExitCode.USAGE, "may be written"),
         (KeyError("lost"), ExitCode.ERROR, "unexpected KeyError"),
-        # A missing module of ours is a broken installation, not a missing library.
+        # A missing module of rooflane is a broken installation, not a missing library.
         (ModuleNotFoundError("No module named 'rooflane.x'", name="rooflane.x"), ExitCode.ERROR, "unexpected"),
     ],
 )
@@ -337,6 +339,14 @@ def test_route_is_one_line_a_shape_a_summary_and_details_on_request(rooflane, na
     assert "1 shape: 1 by chunked" in out and "rejected  " not in out
     _, out, _ = rooflane("route", "published.csv", "--profile", "h200", "--shape", "14", "--details")
     assert out.startswith("shape 14 ") and "rejected  rule fits-one-sm: " in out and "41.1 TB at the peak" in out
+    assert "kernel    " not in out, "chunked has one way to run a shape"
+    _, out, _ = rooflane("route", "published.csv", "--profile", "h200", "--shape", "7", "--details")
+    # Shape 7 has heads of 8 columns, which the ladder's first kernel does not take.
+    kernels = [line for line in out.splitlines() if line.startswith("  kernel    ")]
+    assert kernels == [
+        "  kernel    rowblocks: takes heads of 16, 32, 64 columns, not 8",
+        "  kernel    rowwarps: takes the shape",
+    ]
     status, _, err = rooflane("route", "published.csv", "--profile", "h200", "--shape", "99")
     assert status == ExitCode.USAGE and "holds no shape '99'" in err
 
@@ -353,7 +363,7 @@ def test_every_command_routes_by_the_kept_profile_and_says_so(rooflane, tmp_path
     _, out, _ = rooflane("route", "published.csv", "--shape", "2", "--json")
     assert json.loads(out)[0]["profile"] == "measured-here"
     # What eval, submit and export plan with.
-    assert planning.profile_for(Settings(), "cpu").name == submit_campaign._profile("auto", "cpu").name
+    assert planning.profile_for(Settings(), "cpu").name == submit_runs._profile("auto", "cpu").name
     assert planning.profile_for(Settings(), "cpu").name == "measured-here"
 
 

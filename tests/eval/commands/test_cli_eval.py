@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from rooflane.dispatch import kept_path
-from rooflane.eval import Event, open_run
+from rooflane.eval import Event, cli, open_run
 from rooflane.eval.commands import evaluate
 from rooflane.eval.exit_codes import ExitCode
 from rooflane.shapes import Shape
@@ -41,6 +41,19 @@ pytestmark = pytest.mark.slow
 def rooflane(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "rooflane.eval", *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture
+def call(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Return a function that runs a command in this process: torch is loaded once for all of them."""
+    monkeypatch.chdir(folder)
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        with pytest.raises(SystemExit) as end:
+            cli.main(arguments)
+        return subprocess.CompletedProcess(arguments, end.value.code or 0, *capsys.readouterr())
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -86,11 +99,14 @@ def test_piped_progress_is_a_line_a_shape_and_then_a_line_a_process(folder: Path
     assert "geometric mean" in (folder / "stdout").read_text()
 
 
-def test_the_next_commands_of_a_run_work(folder: Path, finished: Path):
+def test_the_next_commands_of_a_run_work(call, folder: Path, finished: Path):
     first, second = (folder / "stderr").read_text().splitlines()[-2:]
-    for line in (first.removeprefix("next: "), second.strip()):
-        done = subprocess.run(shlex.split(line), cwd=folder, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
+    done = subprocess.run(shlex.split(first.removeprefix("next: ")), cwd=folder, capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    program = f"{shlex.quote(sys.executable)} -m rooflane.eval "
+    assert second.strip().startswith(program), "the program of the first line, which was called above"
+    done = call(*shlex.split(second.strip().removeprefix(program)))
+    assert done.returncode == 0, done.stderr
     assert (folder / "page.html").read_text().startswith("<!DOCTYPE html>")
 
 
@@ -116,25 +132,25 @@ def test_the_run_keeps_the_command_that_made_it(finished: Path):
     assert open_run(finished).meta.command.startswith("rooflane eval shapes.csv --device cpu")
 
 
-def test_report_renews_the_readme_table_and_then_finds_it_up_to_date(folder: Path, finished: Path):
+def test_report_renews_the_readme_table_and_then_finds_it_up_to_date(call, folder: Path, finished: Path):
     readme = folder / "README.md"
     readme.write_text("before\n<!-- table:begin -->\nold\n<!-- table:end -->\nafter\n")
-    first = rooflane(folder, "report", str(finished), "--readme", "README.md", "--markdown", "full.md")
+    first = call("report", str(finished), "--readme", "README.md", "--markdown", "full.md")
     assert first.returncode == 0, first.stderr
     text = readme.read_text()
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text and "same.py" in text
     assert (folder / "full.md").read_text() == (finished / "report.md").read_text()
-    second = rooflane(folder, "report", str(finished), "--readme", "README.md")
+    second = call("report", str(finished), "--readme", "README.md")
     assert "up to date" in second.stdout and readme.read_text() == text
 
 
-def test_report_prints_json(folder: Path, finished: Path):
-    done = rooflane(folder, "report", str(finished), "--markdown", "beside.md", "--json")
+def test_report_prints_json(call, finished: Path):
+    done = call("report", str(finished), "--markdown", "beside.md", "--json")
     assert {row["shape"]["id"] for row in json.loads(done.stdout)["shapes"]} == {"a", "b"}
 
 
-def test_compare_candidate_with_the_null(folder: Path, finished: Path):
-    done = rooflane(folder, "compare", f"{finished}::same.py", f"{finished}::identity", "--json")
+def test_compare_candidate_with_the_null(call, finished: Path):
+    done = call("compare", f"{finished}::same.py", f"{finished}::identity", "--json")
     assert done.returncode == 0, done.stderr
     assert [pair["shape"] for pair in json.loads(done.stdout)["pairs"]] == ["a", "b"]
 
@@ -143,17 +159,17 @@ def test_compare_candidate_with_the_null(folder: Path, finished: Path):
     ("candidate", "status", "words"),
     [("wrong.py", ExitCode.INCORRECT, "wrong.py is wrong"), ("raises.py", ExitCode.INCOMPLETE, "no kernel today")],
 )
-def test_a_bad_candidate_has_its_own_exit_status_and_paragraph(folder: Path, candidate: str, status: int, words: str):
+def test_a_bad_candidate_has_its_own_exit_status_and_paragraph(call, candidate: str, status: int, words: str):
     arguments = [*LEAST, "--processes", "1", "--shape", "a", "--candidate", candidate, "--out", f"runs-{candidate}"]
-    done = rooflane(folder, "eval", "shapes.csv", *arguments)
+    done = call("eval", "shapes.csv", *arguments)
     assert done.returncode == status, done.stderr
     assert words in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_quick_cpu_run_measures_its_host_and_keeps_the_profile(folder: Path):
+def test_a_quick_cpu_run_measures_its_host_and_keeps_the_profile(call, folder: Path):
     arguments = ["--device", "cpu", "--quick", "--processes", "1", "--shape", "b", "--budget", "0.05"]
     arguments += ["--control", "none", "--candidate", "same.py", "--out", "probed", "--json"]
-    done = rooflane(folder, "eval", "shapes.csv", *arguments)
+    done = call("eval", "shapes.csv", *arguments)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["quick"] is True
     (run,) = (folder / "probed").iterdir()
@@ -162,23 +178,20 @@ def test_a_quick_cpu_run_measures_its_host_and_keeps_the_profile(folder: Path):
     assert open_run(run).meta.profile["eager_dispatch"]["source"].startswith("rooflane probe")
 
 
-def test_an_interrupted_run_is_kept_and_can_go_on(folder: Path, monkeypatch, capsys):
-    from rooflane.eval import cli
+def test_an_interrupted_run_is_kept_and_can_go_on(call, folder: Path, monkeypatch):
     from rooflane.eval.campaign import campaign
 
     def interrupt(*given):
         raise KeyboardInterrupt
 
-    monkeypatch.chdir(folder)
     with monkeypatch.context() as patch:
         patch.setattr(campaign.Campaign, "_run_team", interrupt)
-        with pytest.raises(SystemExit) as end:
-            cli.main(["eval", "shapes.csv", *LEAST, "--candidate", "same.py", "--out", "interrupted"])
-    assert end.value.code == ExitCode.INTERRUPTED
+        done = call("eval", "shapes.csv", *LEAST, "--candidate", "same.py", "--out", "interrupted")
+    assert done.returncode == ExitCode.INTERRUPTED
     (run,) = (folder / "interrupted").iterdir()
-    assert f"--resume {Path('interrupted') / run.name}" in capsys.readouterr().err
+    assert f"--resume {Path('interrupted') / run.name}" in done.stderr
     assert not open_run(run).sealed
-    done = rooflane(folder, "eval", "--resume", str(run))
+    done = call("eval", "--resume", str(run))
     assert done.returncode == ExitCode.COMPLETE, done.stderr
     assert len(open_run(run).records()) == 24
     assert open_run(run).sealed
@@ -188,7 +201,7 @@ def test_an_80_column_terminal_gets_a_bar_one_skip_line_and_a_table_without_spli
     shapes = folder / "with_skips.csv"
     shapes.write_text(SHAPES + "slow,64,512,256,2,256,4,false\nslower,64,1024,256,2,256,4,false\n")
     command = [sys.executable, "-m", "rooflane.eval", "eval", str(shapes), *LEAST, "--candidate", "same.py"]
-    command += ["--out", "terminal", "--max-call-s", "0.05"]
+    command += ["--out", "terminal", "--max-call-s", "0.05", "--processes", "1"]
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR", "CI")}

@@ -1,6 +1,7 @@
 """plan, price, report and compare on the command line: what they print, and how they refuse."""
 
 import json
+import re
 
 import pandas
 import pytest
@@ -58,6 +59,19 @@ def test_plan_says_when_the_most_processes_are_too_few(rooflane):
     status, out, _ = rooflane("plan", "--see", "0.5%", "--sd", "1%", "--max-processes", "24")
     assert status == 0 and "24 processes do not see 0.50%; they see 1.02%" in out
     assert rooflane("plan", "--see", "much", "--sd", "1%")[0] == ExitCode.USAGE
+
+
+def test_plan_and_price_fit_80_columns_and_break_no_figure(rooflane, stored_run, monkeypatch):
+    monkeypatch.setattr("rooflane.eval.commands.output.PIPE_WIDTH", 80)
+    stored_run.finish()
+    plan = rooflane("plan", "--see", "0.5%", "--sd", "1%", "--max-processes", "24")[1]
+    assert [line.split() for line in plan.splitlines() if line.startswith("given ")][0][:3] == ["given", "1.00%", "24"]
+    mix = [part for shape in stored_run.meta.shape_list() for part in ("--mix", f"{shape.id}=1000000")]
+    price = rooflane("price", stored_run.folder, *mix, "--utilisation", "0.5", "--price-per-hour", "12.3456")[1]
+    (eager,) = [line for line in price.splitlines() if line.startswith("eager ")]
+    assert re.fullmatch(r"eager +[\d,.e+]+ +[\d,.]+ \[[\d,.]+, [\d,.]+\]", eager)
+    for line in (plan + price).splitlines():
+        assert len(line) <= 80, line
 
 
 def test_price_of_a_mix(rooflane, stored_run):

@@ -90,17 +90,17 @@ def test_both_styles_run_through_the_command_it_prints(rooflane, tmp_path, monke
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     _, out, _ = rooflane("new", "candidate")
     assert out.rstrip().endswith("rooflane eval published.csv --shape 2 --candidate my_kernel.py")
-    rooflane("new", "candidate", "--out", "theirs.py", "--style", "class")
+    rooflane("new", "candidate", "--out", "class_form.py", "--style", "class")
     header = "id,batch_size,seq_len,d_model,num_heads,ffn_dim,num_layers,causal\n"
     (tmp_path / "tiny.csv").write_text(header + "a,2,8,16,2,24,1,true\n")
     status, out, err = rooflane(
-        "eval", "tiny.csv", "--candidate", "my_kernel.py", "--candidate", "theirs.py:UserOptimizedTransformer",
+        "eval", "tiny.csv", "--candidate", "my_kernel.py", "--candidate", "class_form.py:UserOptimizedTransformer",
         "--control", "none", "--processes", "1", "--budget", "0.05", "--device", "cpu", "--profile", "cpu", "--json",
     )  # fmt: skip
     assert status == ExitCode.COMPLETE, err
     ranking = json.loads(out)["ranking"]
-    assert {place["candidate"] for place in ranking} == {"my_kernel.py", "theirs.py:UserOptimizedTransformer"}
-    # One process tells nothing apart.
+    assert {place["candidate"] for place in ranking} == {"my_kernel.py", "class_form.py:UserOptimizedTransformer"}
+    # One process cannot separate two candidates.
     assert [place["rank"] for place in ranking] == [1, 1]
 
 

@@ -1,4 +1,4 @@
-"""rules new, list and explain as a user meets them: flags, questions, and tables over ours."""
+"""rules new, list and explain as a user meets them: flags, questions, and tables over the shipped one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_flags_write_a_row_that_routes(rooflane, tmp_path):
     assert {item["shape"]["id"]: item["rule"] for item in json.loads(out)}["2"] == "mine"
 
 
-def test_a_terminal_is_asked_for_what_the_flags_leave_open(rooflane, tmp_path):
+def test_a_terminal_is_asked_for_what_the_flags_leave_out(rooflane, tmp_path):
     answers = "mine\nseqlen<=4\nseq_len<=4\ncausal=true\n\nwarp\nchunked\nit fits\n"
     status, out, err = rooflane("rules", "new", "--into", "t.toml", answers=answers)
     assert status == 0, err
@@ -82,10 +82,10 @@ def test_a_row_that_would_not_work_leaves_the_file_as_it_was(rooflane, tmp_path,
 
 
 def test_the_project_table_is_the_one_written_to(rooflane, tmp_path):
-    (tmp_path / "pyproject.toml").write_text('[tool.rooflane]\nrules = "ours.toml"\n')
-    (tmp_path / "ours.toml").write_text("")
+    (tmp_path / "pyproject.toml").write_text('[tool.rooflane]\nrules = "project.toml"\n')
+    (tmp_path / "project.toml").write_text("")
     status, _, err = rooflane("rules", "new", *FLAGS)
-    assert status == 0 and err == "", "it is in force already: nothing to be told"
+    assert status == 0 and err == "", "it is in force already: nothing to report"
     rooflane("rules", "new", "--name", "second", "--before", "mine", *FLAGS[2:])
     assert [rule.name for rule in load_rules().rules][:2] == ["second", "mine"]
 
@@ -120,9 +120,9 @@ def test_list_of_a_table_that_cannot_be_used_says_so_and_ends_with_2(rooflane, t
 def test_explain_takes_the_id_of_a_published_shape(rooflane):
     rooflane("rules", "new", *FLAGS[:2], "--when", "id=8", *FLAGS[4:])
     _, out, _ = rooflane("rules", "explain", "8", "--profile", "h200", "--rules", "my_rules.toml", "--json")
-    (answer,) = json.loads(out)
-    assert (answer["shape"], answer["chosen"], answer["from"]["mine"]) == ("8", "mine", "my_rules.toml:5")
-    assert answer["rules"]["anything-else"] == "matches, but comes after the chosen rule"
+    (found,) = json.loads(out)
+    assert (found["shape"], found["chosen"], found["from"]["mine"]) == ("8", "mine", "my_rules.toml:5")
+    assert found["rules"]["anything-else"] == "matches, but comes after the chosen rule"
     status, _, err = rooflane("rules", "explain", "99", "--profile", "h200")
     assert status == ExitCode.USAGE and "holds no shape '99'" in err
 

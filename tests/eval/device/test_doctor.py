@@ -38,17 +38,17 @@ def test_missing_compilers_are_told_with_their_remedy(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("named", "said"),
+    ("named", "reason"),
     [
         ("no-such-compiler", "no-such-compiler does not compile"),
         ("false", "ends with status 1"),
         ("g++ 'unclosed", "No closing quotation"),
     ],
 )
-def test_a_compiler_that_does_not_compile_is_missing(monkeypatch: pytest.MonkeyPatch, named: str, said: str):
+def test_a_compiler_that_does_not_compile_is_missing(monkeypatch: pytest.MonkeyPatch, named: str, reason: str):
     monkeypatch.setenv("CXX", named)
     finding = by_topic(doctor.examine())["c++ compiler"]
-    assert finding.status == "missing" and said in finding.detail and "CXX" in finding.remedy
+    assert finding.status == "missing" and reason in finding.detail and "CXX" in finding.remedy
 
 
 def test_the_compiler_is_the_one_the_environment_names(monkeypatch: pytest.MonkeyPatch):

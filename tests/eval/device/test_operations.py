@@ -12,9 +12,14 @@ import torch
 from rooflane.baseline import build_baseline, config_of, generate_random_case
 from rooflane.dispatch import load_profile
 from rooflane.dispatch.ledger import Op, ledger
-from rooflane.eval.device import operation_trace, operations
-from rooflane.eval.device.operation_trace import Launch, count_device_operations
-from rooflane.eval.device.operations import Operation, match_ledger, profile_operations
+from rooflane.eval.device import operations
+from rooflane.eval.device.operations import (
+    Launch,
+    Operation,
+    count_device_operations,
+    match_ledger,
+    profile_operations,
+)
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.shapes import Shape
 
@@ -91,20 +96,20 @@ def test_a_split_operation_owns_several_launches_on_cuda_only():
 
 
 def test_device_events_are_kernels_and_copies_only():
-    def event(name: str, device=operation_trace.DeviceType.CUDA, **extra) -> SimpleNamespace:
+    def event(name: str, device=operations.DeviceType.CUDA, **extra) -> SimpleNamespace:
         return SimpleNamespace(
             name=name, device_type=device, time_range=SimpleNamespace(elapsed_us=lambda: 2.0), **extra
         )
 
     events = [
-        event("aten::add", operation_trace.DeviceType.CPU),
+        event("aten::add", operations.DeviceType.CPU),
         event("gemm_kernel"),
         event("Memcpy DtoD (Device -> Device)"),
         event("Memcpy HtoD (Pinned -> Device)"),
         event("Memset (Device)"),
         event("region", is_user_annotation=True),
     ]
-    assert list(operation_trace._device_launches(events)) == [
+    assert list(operations._device_launches(events)) == [
         Launch("gemm_kernel", 2e-6, "kernel"),
         Launch("Memcpy DtoD (Device -> Device)", 2e-6, "copy"),
     ]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rooflane.dispatch import Profile, load_profile
-from rooflane.eval.device import probe_readings
+from rooflane.eval.device import probe
 from rooflane.eval.device.probe import measure_profile
 
 CPU = torch.device("cpu")
@@ -18,9 +18,9 @@ NOT_MEASURED = {"kernel_launch", "graph_replay", "shared_memory", "price"}
 def probed() -> Profile:
     with pytest.MonkeyPatch.context() as patch:
         # Whoever shares the host with the tests must not decide them.
-        patch.setattr(probe_readings, "doubt", lambda windows: "")
+        patch.setattr(probe, "doubt", lambda windows: "")
         # Sizes and units are tested, not the precision that a longer reading buys.
-        patch.setattr(probe_readings, "PATIENCE_S", 0.02)
+        patch.setattr(probe, "PATIENCE_S", 0.02)
         return measure_profile("cpu")
 
 
@@ -49,9 +49,9 @@ def test_a_saved_profile_loads_as_the_same_profile(probed: Profile, tmp_path):
 def stub(monkeypatch: pytest.MonkeyPatch, doubt: str = "") -> None:
     """Put numbers in the place of readings."""
     for reading in ("smallest_op_s", "copy_bytes_per_s", "special_per_s"):
-        monkeypatch.setattr(probe_readings, reading, lambda *given: 1.0)
-    monkeypatch.setattr(probe_readings, "eager_dispatch_s", lambda device: (1.25e-5, doubt))
-    monkeypatch.setattr(probe_readings, "matmul_flops", lambda device, dtype: None if dtype == "bfloat16" else 2e12)
+        monkeypatch.setattr(probe, reading, lambda *given: 1.0)
+    monkeypatch.setattr(probe, "eager_dispatch_s", lambda device: (1.25e-5, doubt))
+    monkeypatch.setattr(probe, "matmul_flops", lambda device, dtype: None if dtype == "bfloat16" else 2e12)
 
 
 @pytest.mark.parametrize(("doubt", "mark"), [("", "measured"), ("two readings lie apart", "assumed")])
@@ -63,15 +63,15 @@ def test_a_dispatch_cost_in_doubt_is_not_called_measured(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("windows", "said"),
+    ("windows", "reason"),
     [
         ([(2.0, 0.99), (1.0, 0.99), (1.05, 0.5)], ""),
         ([(2.0, 0.99), (1.0, 0.99), (1.5, 0.99)], "its two quickest readings lie 50% apart"),
         ([(1.0, 0.6), (1.0, 0.6), (1.5, 0.99)], "other work took 40% of the host's time"),
     ],
 )
-def test_the_quickest_window_must_be_confirmed_and_undisturbed(windows, said: str):
-    assert probe_readings.doubt(windows) == said
+def test_the_quickest_window_must_be_confirmed_and_undisturbed(windows, reason: str):
+    assert probe.doubt(windows) == reason
 
 
 def test_windows_go_on_until_the_quickest_is_confirmed(monkeypatch: pytest.MonkeyPatch):
@@ -81,9 +81,9 @@ def test_windows_go_on_until_the_quickest_is_confirmed(monkeypatch: pytest.Monke
         asked.append(len(windows))
         return "" if len(windows) == 6 else "not yet"
 
-    monkeypatch.setattr(probe_readings, "doubt", doubt)
-    seconds, said = probe_readings.eager_dispatch_s(CPU)
-    assert asked == [4, 5, 6, 6] and said == ""
+    monkeypatch.setattr(probe, "doubt", doubt)
+    seconds, reason = probe.eager_dispatch_s(CPU)
+    assert asked == [4, 5, 6, 6] and reason == ""
     assert 1e-7 < seconds < 1e-1
 
 
@@ -97,19 +97,19 @@ def test_name_can_be_chosen(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize(("text", "size"), [("32768K\n", 32768 << 10), ("8M", 8 << 20), ("512", 512)])
 def test_cache_sizes_are_read_in_the_kernel_units(text: str, size: int):
-    assert probe_readings._size(text) == size
+    assert probe._size(text) == size
 
 
 @pytest.mark.parametrize(("value", "rounded"), [(0.0, 0.0), (1234.56, 1230.0), (0.00123456, 0.00123), (999.9, 1000.0)])
 def test_figures_are_rounded_to_three_digits(value: float, rounded: float):
-    assert probe_readings.rounded(value) == pytest.approx(rounded, rel=1e-12)
+    assert probe.rounded(value) == pytest.approx(rounded, rel=1e-12)
 
 
 def test_call_time_is_the_least_disturbed(monkeypatch: pytest.MonkeyPatch):
     # The clock as it is read: the beginning, two calls of 5 s and 0.02 s, and the look whether to go on.
     ticks = iter([0.0, *[0.0, 5.0], *[5.0, 5.02], 6.0])
-    monkeypatch.setattr(probe_readings.time, "perf_counter", lambda: next(ticks))
-    assert probe_readings.seconds_per_call(lambda: None, CPU) == pytest.approx(0.02)
+    monkeypatch.setattr(probe.time, "perf_counter", lambda: next(ticks))
+    assert probe.seconds_per_call(lambda: None, CPU) == pytest.approx(0.02)
 
 
 @pytest.mark.gpu

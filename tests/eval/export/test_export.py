@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from itertools import product
 
 import pytest
 import torch
@@ -21,10 +22,10 @@ from rooflane.eval.export.collect import LIBRARIES, ExportError
 from rooflane.eval.export.write import LICENCE, export, write_export
 from rooflane.eval.submit.parse import parse_output
 from rooflane.eval.worker.candidates import build_candidate, parse_candidate, plan_candidate
-from rooflane.families.resident.choice import choose
 from rooflane.families.resident.config import H200
 from rooflane.families.resident.kernels.sm90_row_blocks import RowBlocks
 from rooflane.families.resident.kernels.sm90_warpgroups import Warpgroups
+from rooflane.families.resident.spec import choose
 from rooflane.shapes import Shape, load_shapes
 
 SMALL = Shape("small", 2, 24, 32, 2, 48, 2, True)
@@ -94,7 +95,7 @@ def test_the_file_holds_whole_sources_as_they_stand(published_module, root):
     for path, text in published_module.FILES.items():
         assert text == (root / path.removeprefix("rooflane/")).read_text(), path
     folders = {path.rpartition("/")[0] for path in published_module.FILES}
-    assert {"rooflane/families/resident", "rooflane/families/lean/attention", "rooflane/shapes"} <= folders
+    assert {"rooflane/families/resident", "rooflane/families/lean", "rooflane/shapes"} <= folders
     # A folder's C++ and CUDA files come with it.
     for folder in folders:
         files = (root / folder.removeprefix("rooflane/")).iterdir()
@@ -107,7 +108,7 @@ def test_the_file_holds_the_cuda_kernels_as_the_package_does(load, root):
     (shape,) = [shape for shape in load_shapes(root / "shapes" / "published.csv") if shape.id == "2"]
     embedded = load(exported([shape], profile="h200")).embedded
     kernels = embedded.import_module("rooflane.families.resident.kernels.sm90_warpgroups")
-    choice = embedded.import_module("rooflane.families.resident.choice")
+    choice = embedded.import_module("rooflane.families.resident.spec")
     limits = embedded.import_module("rooflane.families.resident.config").H200
     small = choose(shape, H200).config
     assert isinstance(small, RowBlocks)
@@ -164,22 +165,21 @@ def test_one_request_gives_one_text():
 
 
 @pytest.mark.parametrize("family", ["sdpa_flash", "chunked"])
-@pytest.mark.parametrize("shape", [SMALL, FULL], ids=lambda shape: shape.id)
-@pytest.mark.parametrize("padding", [0.0, 0.5])
-def test_the_class_gives_what_the_family_gives(load, family, shape, padding):
+def test_the_class_gives_what_the_family_gives(load, family):
     rules, profile, candidate = load_rules(), load_profile("cpu"), parse_candidate(family)
-    plan = plan_candidate(candidate, shape, profile, rules)
-    module = load(export([shape], candidate, profile, rules))
-    baseline = build_baseline(shape, "cpu", 3)
-    model = module.UserOptimizedTransformer(config_of(shape))
-    copy_model_weights(baseline, model)
-    model.to(torch.float32).eval()
-    x, mask = generate_random_case(config_of(shape), "cpu", torch.float32, 5, padding)
-    forward, _ = build_candidate(candidate, plan, baseline, shape, torch.device("cpu"))
-    with torch.inference_mode():
-        out = model(x, mask)
-        assert torch.equal(out, forward(x, mask))
-        assert not torch.equal(out, baseline(x, mask)), "the fallback ran"
+    module = load(export([SMALL, FULL], candidate, profile, rules))
+    for shape, padding in product([SMALL, FULL], [0.0, 0.5]):
+        plan = plan_candidate(candidate, shape, profile, rules)
+        baseline = build_baseline(shape, "cpu", 3)
+        model = module.UserOptimizedTransformer(config_of(shape))
+        copy_model_weights(baseline, model)
+        model.to(torch.float32).eval()
+        x, mask = generate_random_case(config_of(shape), "cpu", torch.float32, 5, padding)
+        forward, _ = build_candidate(candidate, plan, baseline, shape, torch.device("cpu"))
+        with torch.inference_mode():
+            out = model(x, mask)
+            assert torch.equal(out, forward(x, mask)), (shape.id, padding)
+            assert not torch.equal(out, baseline(x, mask)), f"the fallback ran: {shape.id}, {padding}"
 
 
 def test_other_shapes_run_as_plain_torch(load):
@@ -201,7 +201,7 @@ def test_a_family_for_gpus_falls_back_on_a_cpu(published_module):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are interpreted where there is no GPU")
 def test_exported_kernels_are_real_sources_that_triton_can_read(published_module):
-    ours = published_module.embedded.import_module("rooflane.families.lean.attention.attention")
+    ours = published_module.embedded.import_module("rooflane.families.lean.attention")
     qkv = torch.randn(2, 20, 3 * 32).half()
     mask = torch.arange(20)[None, :] < torch.tensor([20, 13])[:, None]
     out = ours.attention(qkv, mask, ours.mask_extent(mask), 2, True).float()

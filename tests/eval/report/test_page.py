@@ -8,7 +8,6 @@ import shlex
 import subprocess
 import sys
 from base64 import b64encode
-from dataclasses import replace
 from functools import cache
 from html import unescape
 from html.parser import HTMLParser
@@ -20,7 +19,7 @@ from rooflane.eval import EvaluationError, cli, open_run
 from rooflane.eval.record.records import Verification
 from rooflane.eval.report import tables
 from rooflane.eval.report.page import read_page, render_page, write_page
-from rooflane.eval.report.page.tables import integrity_table, sort_key
+from rooflane.eval.report.page.html import integrity_table, sort_key
 from rooflane.eval.stats.run import create_run
 from rooflane.shapes import Shape
 
@@ -234,11 +233,15 @@ def test_findings_are_shown(tmp_path, make_meta, full_rows, make_record):
     assert "breaks a promise" in text
 
 
-def test_evidence_of_manipulation_stands_with_its_arm(stored_run, tmp_path):
-    data = read_page(stored_run)
-    assert integrity_table(data) is None
-    found = replace(data, integrity=(("a", "mine", "the clock was <replaced>"),))
-    assert Page(render_page(found, tmp_path)).tables["Integrity"][1] == ["a", "mine", "the clock was <replaced>"]
+def test_evidence_of_manipulation_stands_with_its_arm(stored_run, tmp_path, make_meta, full_rows):
+    assert integrity_table(read_page(stored_run)).rows == ()
+    meta = make_meta([Shape("a", 2, 8, 16, 2, 16, 1)])
+    run = create_run(tmp_path, meta)
+    found = ["the clock was <replaced>"]
+    run.append(
+        [row.model_copy(update={"integrity": found * (row.arm == "mine")}) for row in full_rows(meta, {"mine": 2.0})]
+    )
+    assert Page(page_of(run, tmp_path)).tables["Integrity"][1:] == [["a", "mine", "the clock was <replaced>"]]
 
 
 def test_texts_of_the_records_stay_text(hostile_run, tmp_path):

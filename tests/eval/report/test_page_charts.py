@@ -29,7 +29,8 @@ from rooflane.eval.report.page.drawing import (
     shorten,
     text_width,
 )
-from rooflane.eval.report.page.source import matrix_rates, number
+from rooflane.eval.report.page.source import matrix_rates
+from rooflane.eval.report.table import number
 from rooflane.eval.stats.run import create_run
 from rooflane.shapes import Shape
 
@@ -114,10 +115,10 @@ def test_long_names_many_candidates_and_crowded_points_keep_apart(tmp_path, make
 def test_every_measured_arm_has_a_mark_at_its_time(data):
     page = data["h200-published"]
     marks = titles_of(draw("latency", page))
-    arms = [arm for shape in page.shapes for arm in shape.arms.values() if arm.event]
+    arms = [cell for row in page.summary.rows for cell in row.cells.values() if cell.event_ms]
     assert len(arms) == 13 * 6 + 2
-    assert sorted(x for _, x, _ in marks) == pytest.approx(sorted(arm.event.centre for arm in arms))
-    first = page.shapes[0].arms["dispatched"].event.centre
+    assert sorted(x for _, x, _ in marks) == pytest.approx(sorted(arm.event_ms.centre for arm in arms))
+    first = page.summary.rows[0].cells["dispatched"].event_ms.centre
     (place,) = [x for title, x, _ in marks if title.startswith(f"dispatched: {number(first)} ms") and x == first]
     assert place < 0.1
 
@@ -137,7 +138,7 @@ def test_the_roofline_holds_predicted_and_measured_places(data):
     assert "shape 1, eager predicted: 1.80 ms, 4.78 TFLOP/s" in titles
     assert "shape 1, eager: 2.52 ms, 3.41 TFLOP/s" in titles, "8.59 GFLOP in 2.52 ms"
     assert any(title.startswith("shape 1, dispatched predicted: 0.0930 ms") for title in titles)
-    last = page.shapes[-1].arms["dispatched"].event.centre
+    last = page.summary.rows[-1].cells["dispatched"].event_ms.centre
     assert last > 3000 and any(title.startswith(f"shape 14, dispatched: {number(last)} ms") for title in titles)
     shown = {text for text, _ in texts_of(chart)}
     # The float32 products of an H200 run in TF32, and the profile's rate was measured so.
@@ -145,7 +146,9 @@ def test_the_roofline_holds_predicted_and_measured_places(data):
     for name in RECORDS:
         for kind in ("roofline", "regimes"):
             if chart := draw(kind, data[name]):
-                wanted = {s.id for s in data[name].shapes if kind == "roofline" or s.regime != "infeasible"}
+                wanted = {
+                    row.shape.id for row in data[name].summary.rows if kind == "roofline" or row.regime != "infeasible"
+                }
                 assert wanted <= {text for text, _ in texts_of(chart)}, f"{name} {kind} names every shape"
 
 

@@ -20,7 +20,7 @@ from rooflane.eval.report.table import (
     times,
 )
 from rooflane.eval.report.tables import all_tables
-from rooflane.eval.stats.intervals import Interval
+from rooflane.eval.stats.estimator import Interval
 
 
 @pytest.fixture

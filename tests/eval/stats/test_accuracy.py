@@ -18,7 +18,7 @@ from rooflane.eval.check.truth import (
     stressed,
 )
 from rooflane.eval.record.records import BIN_EDGES, TruthCheck, Verification
-from rooflane.eval.stats.accuracy import COLUMNS, accuracy_lines
+from rooflane.eval.stats.figures import COLUMNS, accuracy_lines
 from rooflane.shapes import Shape
 
 CPU = torch.device("cpu")

@@ -2,8 +2,7 @@
 
 import pytest
 
-from rooflane.eval.stats.contamination import find_contamination
-from rooflane.eval.stats.rounds import Rounds, rounds_of
+from rooflane.eval.stats.rounds import Rounds, find_contamination, rounds_of
 from rooflane.shapes import Shape
 
 STEADY = [1000.0, 1010.0, 990.0, 1005.0, 995.0, 1000.0, 1002.0, 998.0]  # four blocks
@@ -63,7 +62,7 @@ def test_a_block_the_watching_arms_sat_out_is_judged_by_telemetry_alone():
     assert find_contamination(rounds).dropped == {("a", 0): frozenset({0})}
 
 
-def test_a_block_spoilt_twice_is_dropped_once():
+def test_a_block_disturbed_twice_is_dropped_once():
     states = {("a", 0): [{"throttle": ["HwSlowdown"], "other_processes": 1}, {}, {}, {}]}
     found = find_contamination(campaign(telemetry=states))
     assert found.count == 1
@@ -88,7 +87,7 @@ def test_a_reading_that_failed_is_no_evidence(make_record, blocks):
     assert find_contamination(rounds_of([row])).count == 0
 
 
-def test_a_block_spoilt_for_two_reasons_counts_once_and_says_so():
+def test_a_block_disturbed_for_two_reasons_counts_once_and_names_both():
     slow = [1000.0, 1010.0, 5990.0, 5005.0, 995.0, 1000.0, 1002.0, 998.0]
     states = {("a", 0): [{}, {"throttle": ["SwPowerCap"]}, {}, {}]}
     found = find_contamination(campaign(anchor=slow, telemetry=states))

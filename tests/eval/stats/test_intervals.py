@@ -7,11 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rooflane.eval.stats.intervals import (
-    TimesError,
+from rooflane.eval.stats.estimator import (
     block_means,
     holm,
-    median_ns,
     paired_log_ratio,
     sign_flip_p,
     t_interval,
@@ -19,6 +17,7 @@ from rooflane.eval.stats.intervals import (
     welch_interval,
     welch_p_value,
 )
+from rooflane.eval.stats.rounds import TimesError, median_ns
 
 
 def test_t_interval_of_two_values_is_the_closed_form():

@@ -57,7 +57,7 @@ def test_those_whose_paired_interval_holds_one_share_a_rank_and_the_next_counts_
 
 
 def test_pairing_tells_apart_what_moves_together(ranked):
-    # Both waver by 20 % between processes, and in each of them one is 3 % slower: unpaired, nothing could be told.
+    # Both waver by 20 % between processes, and one is 3 % slower in each. Without pairs the difference would be lost.
     summary = ranked({"a": (100, WAVERING), "b": (103, WAVERING)})
     assert [place.rank for place in summary.ranking] == [1, 2]
 

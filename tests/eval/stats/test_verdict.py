@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from rooflane.eval.stats.estimator import combine, half_width, holm_levels
-from rooflane.eval.stats.intervals import Interval, t_interval
+from rooflane.eval.stats.estimator import Interval, combine, half_width, holm_levels, t_interval
 from rooflane.eval.stats.verdict import Floor, Verdict, find_floors, judge, judge_campaign, null_floor
 
 QUIET = [0.002, -0.001, 0.001, -0.002, 0.0015, -0.0015, 0.0005, -0.0005]

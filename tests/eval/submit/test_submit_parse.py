@@ -92,7 +92,7 @@ DOUBLES = ["summary: PASS | max_abs=0 | max_rel=0 | failed=0/512\n", "speedup  :
 
 
 @pytest.mark.parametrize("line", DOUBLES)
-def test_a_figure_printed_twice_is_refused_whatever_it_says(printed, line):
+def test_a_figure_printed_twice_is_refused_whatever_its_value(printed, line):
     with pytest.raises(UnreadableError, match="printed 2 times"):
         parse_output(line + printed, TOKENS, SIZES)
 
@@ -140,6 +140,6 @@ CPU = "RuntimeError: [enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: ca
         (3, "", "", "error", "exit status 3"),
     ],
 )
-def test_an_end_is_told_by_status_and_text(status, out, err, outcome, words):
+def test_status_and_text_decide_the_outcome(status, out, err, outcome, words):
     found, reason = explain_end(status, out, err, ("mine.py",))
     assert found == outcome and words in reason

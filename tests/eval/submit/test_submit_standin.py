@@ -25,8 +25,9 @@ from rooflane.shapes import Shape, load_shapes
 
 LEAST = ["--accuracy-trials", "1", "--warmup", "0", "--repeats", "1", "--benchmark-rounds", "2"]
 TINY = Shape("tiny", 2, 8, 16, 2, 16, 2, True)
-# What one core computes in about a second: the largest shapes keep everything but their batch or length.
-BATCHES = {"1": 2, "4": 2, "5": 2, "6": 3, "7": 8, "8": 1, "9": 4, "10": 4, "11": 4, "12": 8, "13": 1, "14": 1}
+# What one core computes in a tenth of a second: the shapes keep everything but their batch or length.
+BATCHES = {"6": 3, "7": 4, "8": 1, "12": 8, "13": 1, "14": 1}  # 12: with fewer its route is another family
+MOST_BATCH = 2
 LENGTHS = {"8": 32, "14": 32}
 
 
@@ -61,7 +62,7 @@ def published(root: Path) -> list[Shape]:
     return [
         dataclasses.replace(
             shape,
-            batch_size=BATCHES.get(shape.id, shape.batch_size),
+            batch_size=BATCHES.get(shape.id, min(shape.batch_size, MOST_BATCH)),
             seq_len=LENGTHS.get(shape.id, shape.seq_len),
         )
         for shape in shapes
@@ -205,7 +206,7 @@ def test_weights_packed_in_inference_mode_can_be_renewed_outside_it():
         torch.testing.assert_close(model(x), reference(x), rtol=1e-4, atol=1e-4)
 
 
-def test_the_keys_are_the_baselines_and_a_cast_builds_anew():
+def test_the_keys_are_the_baselines_and_a_cast_builds_again():
     model = placed(TINY)
     assert list(model.state_dict()) == list(build_baseline(TINY, "cpu", 0).state_dict())
     with torch.inference_mode():

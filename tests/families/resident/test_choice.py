@@ -17,9 +17,9 @@ import torch
 from rooflane.dispatch import load_profile
 from rooflane.families import get_family
 from rooflane.families.resident import build as building
-from rooflane.families.resident.choice import LADDER, choose
 from rooflane.families.resident.config import H200, LIMITS, Room
 from rooflane.families.resident.sm90_config import Sm90Config
+from rooflane.families.resident.spec import LADDER, choose
 from rooflane.shapes import Shape, load_shapes
 
 CONSUMER = Room(128, 99 * 1024)
@@ -194,11 +194,11 @@ def test_operands_follow_the_model_or_the_request(monkeypatch):
     monkeypatch.setattr(building, "room_of", lambda device: H200)
     monkeypatch.setattr(building, "build_configured", lambda *arguments: seen.append(arguments[2]))
     for dtype in ("float32", "float16", "bfloat16"):
-        building.build(None, replace(PUBLISHED, dtype=dtype), "cuda", None)
-    building.build(None, PUBLISHED, "cuda", "bfloat16")
+        get_family("resident").build(None, replace(PUBLISHED, dtype=dtype), "cuda")
+    get_family("resident").build(None, PUBLISHED, "cuda", "bfloat16")
     assert seen == [torch.float16, torch.float16, torch.bfloat16, torch.bfloat16]
     with pytest.raises(ValueError, match="accepted: float16, bfloat16"):
-        building.build(None, PUBLISHED, "cuda", "float8")
+        get_family("resident").build(None, PUBLISHED, "cuda", "float8")
 
 
 @pytest.mark.parametrize("seq_len", [17, 32, 100, 128])

@@ -54,9 +54,8 @@ PROGRAM = """
 import torch
 from rooflane.baseline import build_baseline
 from rooflane.dispatch import load_profile
-from rooflane.families.resident.choice import choose
 from rooflane.families.resident.config import H200
-from rooflane.families.resident.spec import SPEC
+from rooflane.families.resident.spec import SPEC, choose
 from rooflane.shapes import Shape
 
 one, two = (Shape("a", 3, tokens, 16, 1, 16, 1, True) for tokens in (1, 2))
@@ -95,7 +94,7 @@ def test_one_file_and_its_entry_in_the_ladder_add_a_kernel(root, tmp_path):
 
     (resident / "kernels" / "copy_tokens.py").write_text(KERNEL)
     (resident / "kernels" / "copy_tokens.cuh").write_text(CUDA)
-    ladder = resident / "choice.py"
+    ladder = resident / "spec.py"
     text, first = ladder.read_text(), "LADDER: list[type[ResidentConfig]] = [\n"
     assert first in text
     imported = "from rooflane.families.resident.kernels.copy_tokens import CopyTokens\n"

@@ -14,11 +14,11 @@ from rooflane.eval.check.outputs import poison
 from rooflane.eval.check.truth import STRESSES, Truth, run_stress
 from rooflane.families import get_family
 from rooflane.families.resident.build import build_configured, room_of
-from rooflane.families.resident.choice import choose
 from rooflane.families.resident.config import H200 as H200_ROOM
 from rooflane.families.resident.kernels.sm90_row_blocks import RowBlocks
 from rooflane.families.resident.kernels.sm90_row_warps import RowWarps
 from rooflane.families.resident.kernels.sm90_warpgroups import Warpgroups
+from rooflane.families.resident.spec import choose
 from rooflane.shapes import Shape, load_shapes
 
 pytestmark = pytest.mark.gpu

@@ -11,14 +11,24 @@ import sys
 import pytest
 
 from rooflane.families import load_families
-from rooflane.families.resident.choice import choose
 from rooflane.families.resident.config import H200
 from rooflane.families.resident.kernels.sm90_row_blocks import RowBlocks
 from rooflane.families.resident.kernels.sm90_warpgroups import Warpgroups
+from rooflane.families.resident.spec import choose
 from rooflane.families.resources import resource_gate
 from rooflane.families.resources.kernel_case import ARCHITECTURES, SM90, CudaCase, TritonCase
-from rooflane.families.resources.kernel_resources import Resources, _blocks, code_key, measure, nvrtc_version
-from rooflane.families.resources.resource_gate import compare, load_record, measure_all, shipped_cases, write_record
+from rooflane.families.resources.resource_gate import (
+    Resources,
+    _blocks,
+    code_key,
+    compare,
+    load_record,
+    measure,
+    measure_all,
+    nvrtc_version,
+    shipped_cases,
+    write_record,
+)
 from rooflane.families.runtime import cuda_kernel
 from rooflane.shapes import Shape, load_shapes
 
@@ -29,7 +39,7 @@ SPILLING = "resident whole d128 h4 f128 s128 b128 | sm_90"
 COMPILED = f"""
 import dataclasses, json
 from rooflane.families.resources.kernel_case import ARCHITECTURES, TritonCase
-from rooflane.families.resources.kernel_resources import code_key, measure, triton_version
+from rooflane.families.resources.resource_gate import code_key, measure, triton_version
 from rooflane.families.resources.resource_gate import compare, load_record, shipped_cases
 
 cases, record, change = shipped_cases(TritonCase), load_record(triton_version()), dataclasses.replace

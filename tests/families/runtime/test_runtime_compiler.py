@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rooflane.families.runtime.runtime_compiler import host_compiler, missing_compiler
+from rooflane.families.runtime.host import host_compiler, missing_compiler
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_bindings_without_the_library_are_told_from_a_compiler(bindings):
         raise RuntimeError("Failure finding libnvrtc.so.13")
 
     assert bindings(fail) == "RuntimeError: Failure finding libnvrtc.so.13"
-    assert bindings(lambda: (7,)) == "nvrtcVersion answers 7"
+    assert bindings(lambda: (7,)) == "nvrtcVersion returns 7"
 
 
 def test_the_hosts_compiler_is_the_one_named_else_the_first_on_the_path(monkeypatch, tmp_path):

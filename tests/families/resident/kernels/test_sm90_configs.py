@@ -10,13 +10,13 @@ from importlib.resources import files
 import pytest
 
 from rooflane.families import get_family
-from rooflane.families.resident.choice import choose
 from rooflane.families.resident.config import H200, LIMITS
 from rooflane.families.resident.kernels.sm90_row_blocks import RowBlocks
 from rooflane.families.resident.kernels.sm90_row_warps import WIDEST, RowWarps, clusters_at_a_time
 from rooflane.families.resident.kernels.sm90_warpgroups import LEAST_STAGES, Warpgroups
 from rooflane.families.resident.sm90_config import Sm90Config, translation_unit
-from rooflane.families.resources.kernel_resources import nvrtc_version
+from rooflane.families.resident.spec import choose
+from rooflane.families.resources.resource_gate import nvrtc_version
 from rooflane.shapes import Shape, load_shapes
 
 PUBLISHED = Shape("published", 64, 128, 128, 4, 128, 4, True)

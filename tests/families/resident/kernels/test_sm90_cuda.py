@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from rooflane.families.resident.build import room_of
-from rooflane.families.resident.choice import choose
 from rooflane.families.resident.config import H200
 from rooflane.families.resident.kernels.sm90_row_blocks import RowBlocks
 from rooflane.families.resident.kernels.sm90_row_warps import RowWarps
 from rooflane.families.resident.kernels.sm90_warpgroups import Warpgroups
+from rooflane.families.resident.spec import choose
 from rooflane.families.runtime.call_checks import operand_dtype
 from rooflane.families.runtime.launch import raw_stream
 from rooflane.shapes import Shape

@@ -9,14 +9,14 @@ import torch
 import triton
 import triton.language as tl
 
-from rooflane.families.resident.choice import choose
-from rooflane.families.resident.config import H200, Room
+from rooflane.families.resident.config import H200, Room, layout_of, packable
 from rooflane.families.resident.kernels.flagged_rows import FlaggedRows
 from rooflane.families.resident.kernels.layered_rows import LayeredRows
 from rooflane.families.resident.kernels.whole import Halves, Whole
-from rooflane.families.resident.layout import layout_of, packable
 from rooflane.families.resident.pack import pack_padded
+from rooflane.families.resident.spec import choose
 from rooflane.families.resident.triton_steps import gelu
+from rooflane.families.runtime import launch as launching
 from rooflane.shapes import Shape, load_shapes
 
 # Half-precision operands with float32 sums over two layers of values near 3.
@@ -184,3 +184,62 @@ def test_gelu_polynomial_keeps_its_stated_error(device):
     gelu_probe[(1,)](x, out, BLOCK=4096)
     exact = 0.5 * x.double() * (1 + torch.erf(x.double() / 2**0.5))
     assert ((out.double() - exact).abs() / x.double().abs().clamp(min=1)).max() <= 1.1e-4
+
+
+class Interpreted:
+    """Stands in for a bound kernel: launches the interpreter on the tensors that the pointers of a call lie in."""
+
+    held: list[torch.Tensor] = []
+
+    def __init__(self, function, grid, sample, constants, warps, stages):
+        self._function, self._grid, self._constants, self._sample = function, grid, constants, sample
+        for value in sample:
+            if isinstance(value, torch.Tensor):
+                self.held.append(value.new_empty(0).set_(value.untyped_storage()))
+
+    def __call__(self, stream, *arguments):
+        pairs = zip(self._sample, arguments, strict=True)
+        launched = [self._behind(got) if isinstance(bound, torch.Tensor) else got for bound, got in pairs]
+        self._function[(self._grid,)](*launched, **self._constants)
+
+    def _behind(self, pointer):
+        for tensor in self.held:
+            offset = pointer - tensor.data_ptr()
+            if 0 <= offset < tensor.nbytes:
+                return tensor[offset // tensor.itemsize :]
+        raise AssertionError("a launch was given a pointer to none of the tensors it was bound to")
+
+
+class Replayed:
+    """Stands in for a staged graph: its body runs again on fixed memory, which each call fills."""
+
+    def __init__(self, body, x, mask, device):
+        self._body, self._x, self._mask = body, torch.zeros_like(x), None if mask is None else torch.ones_like(mask)
+        body(self._x, self._mask)
+
+    def run(self, stream, x, mask):
+        self._x.copy_(x)
+        if mask is not None:
+            self._mask.copy_(mask)
+        self._body(self._x, self._mask)
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_layered_rows_bind_a_launch_a_layer_and_one_that_writes_the_output(monkeypatch, make_case, device, layers):
+    if device.type == "cuda":
+        pytest.skip("on a GPU the forward itself is tested")
+    monkeypatch.setattr(launching, "BoundKernel", Interpreted)
+    monkeypatch.setattr(launching, "StagedGraph", Replayed)
+    monkeypatch.setattr(launching, "raw_stream", lambda index: 0)
+    monkeypatch.setattr(Interpreted, "held", [])
+    config = LayeredRows(Shape("both-ways", 2, 17, 32, 4, 48, layers, False), 16, 16, 4, 1, 2)
+    model, x, mask, expected = make_case(config.shape, 5, "holes")
+    weights = config.pack(model, torch.float16)
+    bind = config.binder(weights, torch.float16, model.final_norm.eps, H200.units)
+    launch = bind(x, mask, torch.empty_like(x))
+    # Each of two calls writes the whole of its own output.
+    for _ in range(2):
+        out = torch.full_like(x, float("nan"))
+        Interpreted.held.append(out.view(-1))
+        launch(0, x, mask, out)
+        assert (out - expected).abs().max() < TOLERANCE

@@ -1,4 +1,4 @@
-"""Run the organiser's script over a shape table: one fresh process a run, one row a process, failures kept."""
+"""Run the organiser's script once a shape and process, each in a fresh process; every run becomes a row."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def judge(end: End, shape: Shape, candidate: str, time_limit_s: float) -> tuple[
             raise UnreadableError("far more was printed than the script prints")
         figures = parse_output(end.stdout, shape.tokens, (*sizes, shape.causal))
         if figures.accuracy.passed != (outcome == "passed"):
-            raise UnreadableError(f"exit status {end.status}, and the summary says the opposite")
+            raise UnreadableError(f"exit status {end.status}, and the summary contradicts it")
     except UnreadableError as error:
         return "unreadable", str(error), None
     if outcome == "failed":

@@ -48,12 +48,3 @@ def attention_config(head_dim: int, seq_len: int, shared_memory_bytes: int) -> A
         f"attention: no configuration for head_dim {head_dim} within {shared_memory_bytes} bytes of shared memory; "
         f"the widest head is {MAX_HEAD_DIM}"
     )
-
-
-def attention_refusal(head_dim: int, seq_len: int, shared_memory_bytes: int) -> str | None:
-    """Return None when the kernel can take the shape on a device, else the reason on one line."""
-    try:
-        attention_config(head_dim, seq_len, shared_memory_bytes)
-    except ValueError as error:
-        return str(error)
-    return None

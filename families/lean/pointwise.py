@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from rooflane.families.lean.pointwise.kernel import add_norm_kernel, gelu_kernel
+from rooflane.families.lean.pointwise_kernel import add_norm_kernel, gelu_kernel
 from rooflane.families.runtime.launch import BoundKernel
 
 # Elements of one program: 8 KB of fp32 fit in the registers of 4 warps and give 16-byte accesses per thread.

@@ -9,8 +9,8 @@ import torch
 import triton
 from torch import Tensor
 
-from rooflane.families.lean.attention.config import AttentionConfig, attention_config, padded_head_dim
-from rooflane.families.lean.attention.kernel import attention_kernel, mask_extent_kernel
+from rooflane.families.lean.attention_config import AttentionConfig, attention_config, padded_head_dim
+from rooflane.families.lean.attention_kernel import attention_kernel, mask_extent_kernel
 
 
 def shared_memory_bytes(device: torch.device) -> int:

@@ -1,1 +1,0 @@
-"""The fused ops between GEMMs. Importing this loads no torch."""
