@@ -24,24 +24,22 @@ from statistics import median
 from time import monotonic
 
 from rooflane.dispatch import Profile, RuleError
+from rooflane.eval.campaign.device import Telemetry, campaign_lock, device_key
 from rooflane.eval.campaign.forkserver import fork_server
-from rooflane.eval.campaign.gpu_lock import campaign_lock, device_key
-from rooflane.eval.campaign.pending import Pending
-from rooflane.eval.campaign.planning import compiles, predict, profile_for, skip_reasons
+from rooflane.eval.campaign.planning import Pending, compiles, predict, profile_for, skip_reasons
 from rooflane.eval.campaign.session import ProcessContext
 from rooflane.eval.campaign.shape_work import ShapeWork
-from rooflane.eval.campaign.team import ReferenceLost, Team
-from rooflane.eval.campaign.telemetry import Telemetry
+from rooflane.eval.campaign.team import ReferenceLost, Spent, Team, overhead_share
 from rooflane.eval.exit_codes import EvaluationError
-from rooflane.eval.record.arm_id import ArmId
 from rooflane.eval.record.digest import WrittenRecords
 from rooflane.eval.record.environment import resolve_device
-from rooflane.eval.record.records import ANCHOR, EAGER, NOOP, RECORDS_FILE, Record, RulesUsed, RunMeta
+from rooflane.eval.record.records import ANCHOR, EAGER, NOOP, RECORDS_FILE, ArmId, Record, RulesUsed, RunMeta
 from rooflane.eval.record.settings import Settings, ShapeTodo, derive_seed, make_settings
-from rooflane.eval.record.spent import Spent, overhead_share
 from rooflane.eval.stats.run import Run, create_run, open_run
 from rooflane.eval.worker.candidates import load_rule_table, parse_candidate
 from rooflane.eval.worker.protocol import Hello
+from rooflane.families import get_family
+from rooflane.families.runtime.host import host_build_pending
 from rooflane.shapes import Shape
 
 # Those that need no compiler first: should the time run short, the dear ones are what is left out.
@@ -213,6 +211,8 @@ class Campaign:
         rules = self.meta.rules.text if self.meta.rules else load_rule_table(self.settings.rules).text()
         hello = Hello(self.meta.device, self.meta.profile, rules, describe=False)
         deadline = self._deadline(process)
+        if self.meta.device == "cuda" and self._uses_families() and host_build_pending():
+            self._tell("note", process, text="compiling the C++ call path once, about half a minute")
         team = Team(
             self.meta.candidates,
             hello,
@@ -241,7 +241,6 @@ class Campaign:
                 on_rows=self._add,
                 telemetry=lambda: telemetry.read(team.count()),
                 deadline=deadline,
-                silent=self.pending.silent,
             )
             for index, item in enumerate(todo):
                 self.at = item.shape["id"]
@@ -252,6 +251,11 @@ class Campaign:
                 self._tell("shape", process, self.at, text=self._figures(process, self.at))
         finally:
             team.close()
+
+    def _uses_families(self) -> bool:
+        """Return whether a candidate is built from a family whose calls go through the C++ call path."""
+        plans = [plan for prediction in self.meta.predictions for plan in prediction.candidates.values()]
+        return any(plan["family"] and not get_family(plan["family"]).compiles for plan in plans)
 
     def _deadline(self, process: int) -> float:
         """Return when a process must have ended, by `time.monotonic()`."""

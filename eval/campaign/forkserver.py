@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 
-from rooflane.eval.worker.interpreter import add_working_folder, module_command
+from rooflane.eval.worker.process import add_working_folder, module_command
 
 # Read by pytest's own children alone; it changes with every test and would cost a server each.
 IGNORED_VARIABLES = ("PYTEST_CURRENT_TEST",)
@@ -66,7 +66,7 @@ class ForkServer:
         return self._process.pid
 
     def alive(self) -> bool:
-        """Tell whether the server still runs."""
+        """Return whether the server still runs."""
         return self._process.poll() is None
 
     def start(self, descriptors: tuple[int, ...]) -> int:
@@ -126,7 +126,7 @@ class ForkServer:
         self._said.seek(0)
         said = self._said.read().decode(errors="replace")
         self.close()
-        return f"the workers' server ended: {' '.join(said.split())[-300:] or 'it said nothing'}"
+        return f"the workers' server ended: {' '.join(said.split())[-300:] or 'it printed nothing'}"
 
 
 class ForkServerError(RuntimeError):
@@ -157,7 +157,7 @@ def close_fork_server() -> None:
 
 
 def available() -> bool:
-    """Tell whether workers can be forked here: Linux; elsewhere they are started afresh."""
+    """Return whether workers can be forked here: Linux; elsewhere each starts a new interpreter."""
     return sys.platform == "linux" and hasattr(os, "fork")
 
 

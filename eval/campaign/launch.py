@@ -16,8 +16,7 @@ from time import monotonic
 from typing import Any
 
 from rooflane.eval.campaign.forkserver import ForkServerError, fork_server
-from rooflane.eval.worker.channel import LINE_BYTES
-from rooflane.eval.worker.interpreter import module_command
+from rooflane.eval.worker.process import LINE_BYTES, module_command
 from rooflane.eval.worker.protocol import InvalidMessage, Message, Request, decode_answer, encode_request
 
 POLL_S = 0.5
@@ -211,7 +210,7 @@ class WorkerProcess:
         self._drain()
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
         said = _without_frames(self._tail.decode(errors="replace"))[-TAIL_CHARACTERS:]
-        return Crash(f"the worker {how}{at}" + (f"; it said: {said}" if said else ""))
+        return Crash(f"the worker {how}{at}" + (f"; it printed: {said}" if said else ""))
 
     def _drain(self) -> None:
         os.set_blocking(self._output, False)

@@ -1,4 +1,4 @@
-"""One shape in one process run and the workers that hold it: seeds, requests, and the rows handed over."""
+"""One arm of a shape as the parent knows it, and the record it becomes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,83 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from rooflane.dispatch import Profile, classify
-from rooflane.eval.campaign.arm_row import ArmRow
 from rooflane.eval.campaign.launch import Crash
 from rooflane.eval.campaign.team import Doing, ReferenceLost, Team
 from rooflane.eval.check.cases import Called, Case, OutputFacts
-from rooflane.eval.check.verify import CallFailed
-from rooflane.eval.record.arm_id import EAGER_ARM, REFERENCE, ArmId, parse_arm
+from rooflane.eval.check.verify import CallFailed, WrongOutput
 from rooflane.eval.record.environment import available_memory_bytes
-from rooflane.eval.record.records import GateResult, Record, TruthCheck
+from rooflane.eval.record.records import (
+    EAGER_ARM,
+    REFERENCE,
+    ArmId,
+    GateResult,
+    Record,
+    Status,
+    Timing,
+    TruthCheck,
+    Verification,
+    parse_arm,
+)
 from rooflane.eval.record.settings import Settings, ShapeTodo, derive_seed
 from rooflane.eval.worker import protocol
+from rooflane.eval.worker.candidates import Plan
 from rooflane.shapes import Shape
+
+
+@dataclass
+class ArmRow:
+    """One arm of a shape, with everything found out about it so far."""
+
+    arm: ArmId
+    status: Status = "ok"
+    reason: str = ""
+    plan: Plan = field(default_factory=Plan)
+    setup_s: float | None = None
+    verification: Verification | None = None
+    timing: Timing | None = None
+    peak_bytes: int | None = None
+    integrity: list[str] = field(default_factory=list)
+    ready: bool = False
+    silent: bool = False
+
+    def fail(self, error: Exception, doing: str) -> None:
+        """Note how the arm failed; it is not ready for anything more."""
+        self.ready = False
+        self.silent = isinstance(error, Crash) and error.silent
+        if isinstance(error, WrongOutput):
+            self.status, self.reason = "incorrect", str(error)
+        elif isinstance(error, CallFailed):
+            self.status, self.reason = error.status, f"{doing}: {error}"
+        else:
+            self.status, self.reason = "error", str(error)
+
+    def note(self, line: str) -> None:
+        """Add a line to the notes of its verification, where it has one."""
+        if self.verification:
+            self.verification = self.verification.model_copy(update={"notes": [*self.verification.notes, line]})
+
+    def record(self, **common: Any) -> Record:
+        """Return the arm's row; `common` holds what the rows of one shape in one process share."""
+        return Record(
+            arm=str(self.arm),
+            kind=self.arm.kind,
+            status=self.status,
+            reason=self.reason,
+            silent=self.silent,
+            family=self.plan.family,
+            rule=self.plan.rule,
+            options=self.plan.options,
+            contract=self.plan.contract,
+            integrity=self.integrity,
+            verification=self.verification,
+            timing=self.timing,
+            setup_s=self.setup_s,
+            predicted_s=self.plan.predicted_s,
+            predicted_peak_bytes=self.plan.peak_bytes,
+            measured_peak_bytes=self.peak_bytes,
+            **common,
+        )
+
 
 A = TypeVar("A")
 # What a candidate's answer may take: a build that compiles, any other request, and calls of eager as slow as those.
@@ -46,9 +112,8 @@ class ProcessContext:
     on_stage: Callable[[str, Doing], None]
     on_rows: Callable[[Sequence[Record]], None]
     telemetry: Callable[[], dict[str, Any] | None]
-    # When the process should have ended, by `time.monotonic()`, and the shapes on which a candidate hung.
+    # When the process should have ended, by `time.monotonic()`.
     deadline: float = inf
-    silent: set[tuple[str, str]] = field(default_factory=set)
     setup_s: dict[ArmId, float] = field(default_factory=dict)
 
 
@@ -117,7 +182,7 @@ class ShapeSession:
         return ArmRow(parse_arm(name, self.context.candidates))
 
     def ask(self, worker: str, request: protocol.Request[A], what: str, arm: ArmId) -> A:
-        """Ask a worker, and say what is at hand; raises like `Team.ask`."""
+        """Ask a worker, and report the stage; raises like `Team.ask`."""
         doing = Doing(what, arm)
         self.context.on_stage(self.shape.id, doing)
         return self.team.ask(worker, request, doing, self._limit_s(worker, request))
@@ -171,7 +236,6 @@ class ShapeSession:
             "environment": self.team.environment,
             "measured_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         }
-        self.context.silent.update((self.shape.id, row.arm.name) for row in rows if row.silent)
         self.context.on_rows([row.record(seeds=self._seeds(row), **common) for row in rows])
 
     def _seeds(self, row: ArmRow) -> dict[str, int]:
@@ -198,11 +262,11 @@ class ArmWorker:
         self._ask(protocol.LoadWeights(self.arm, flipped))
 
     def repeats(self, case: Case) -> bool:
-        """Tell whether several calls on one input give the same bytes."""
+        """Return whether several calls on one input give the same bytes."""
         return self._ask(protocol.Repeat(self.arm, case)).same
 
     def is_baseline(self, case: Case) -> bool:
-        """Tell whether the arm runs the baseline's operations and no others."""
+        """Return whether the arm runs the baseline's operations and no others."""
         return self._ask(protocol.CompareOperations(self.arm, case)).same
 
     def _ask(self, request: protocol.Request[A]) -> A:

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from statistics import fmean
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from rooflane.eval.campaign.arm_timer import ArmTimer, Schedule
-from rooflane.eval.campaign.blocks import Counts, Samples, choose_counts, time_blocks
-from rooflane.eval.campaign.busy_wait import awake
+from rooflane.eval.campaign.blocks import ArmTimer, Counts, Samples, Schedule, choose_counts, time_blocks
 from rooflane.eval.campaign.launch import Crash
 from rooflane.eval.campaign.team import ReferenceLost
 from rooflane.eval.check.integrity import hidden_time, impossible_times, physical_floor_ns
 from rooflane.eval.check.promises import PROMISES
 from rooflane.eval.check.verify import CallFailed, WrongOutput
-from rooflane.eval.record.arm_id import EAGER_ARM, REFERENCE, ArmId
-from rooflane.eval.record.records import EAGER, NOOP, Timing, Verification
+from rooflane.eval.record.records import EAGER, EAGER_ARM, NOOP, REFERENCE, ArmId, Timing, Verification
 from rooflane.eval.worker import protocol
+from rooflane.eval.worker.cpu_pinning import core_shares, usable_cores
 
 if TYPE_CHECKING:
-    from rooflane.eval.campaign.arm_row import ArmRow
-    from rooflane.eval.campaign.session import ShapeSession
+    from rooflane.eval.campaign.session import ArmRow, ShapeSession
+
 
 LEAST_BUDGET_S = 0.05
 # Controls give context, not the headline: half an arm's seconds are enough. No-op and anchor are short by design.
@@ -65,7 +64,7 @@ class ShapeTiming:
         with work.team.spending("verification"):
             for worker in workers:
                 self._settle(worker)
-        with awake(work, workers), work.team.spending("measurement"):
+        with busy_waiting(work, workers), work.team.spending("measurement"):
             failures = self._time(counts)
             for name, error in failures.items():
                 self.failed(self.rows[name], error)
@@ -212,3 +211,39 @@ def with_overwritten(verification: Verification) -> Verification:
     return verification.model_copy(
         update={"contract": [*verification.contract, finding], "contract_class": "contract-dependent"}
     )
+
+
+# For the parent and for the rest of the machine.
+SPARE_CORES = 2
+
+
+@contextmanager
+def busy_waiting(work: ShapeSession, workers: Sequence[str]) -> Iterator[None]:
+    """Let a GPU's workers busy-wait, each on cores of its own, where that leaves cores to spare.
+
+    Not on a CPU: there the arms' threads need every core.
+    """
+    if work.context.device == "cpu" or usable_cores() < len(workers) + SPARE_CORES:
+        workers = ()
+    for worker, cores in zip(workers, core_shares(len(workers)), strict=True):
+        _ask(work, worker, protocol.BusyWait(on=True, cores=cores))
+    try:
+        yield
+    except Exception:
+        _let_sleep(work, workers)
+        raise
+    # Not behind Ctrl-C: a worker in the midst of a call would be waited for, and it is ended anyway.
+    _let_sleep(work, workers)
+
+
+def _let_sleep(work: ShapeSession, workers: Sequence[str]) -> None:
+    for worker in workers:
+        if worker in work.team:
+            _ask(work, worker, protocol.BusyWait(on=False, cores=[]))
+
+
+def _ask(work: ShapeSession, worker: str, request: protocol.BusyWait) -> None:
+    arm = EAGER_ARM if worker == REFERENCE else ArmId(worker, "candidate", worker)
+    # The next request to a lost worker tells of it, or the check of its process.
+    with suppress(Crash, CallFailed, ReferenceLost):
+        work.ask(worker, request, "clocks", arm)

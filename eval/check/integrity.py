@@ -39,7 +39,7 @@ class WindowWall:
 
 
 def hidden_time(windows: Sequence[WindowWall], null: Sequence[WindowWall]) -> list[str]:
-    """Tell whether an arm's event times leave out time that its windows took and the null's do not.
+    """Return whether an arm's event times leave out time that its windows took and the null's do not.
 
     The smallest of the arm's windows is compared with the null's largest. A busy machine lengthens some windows of
     both; a clock that lies shortens the events of all its own.
@@ -58,7 +58,7 @@ def hidden_time(windows: Sequence[WindowWall], null: Sequence[WindowWall]) -> li
 
 
 def impossible_times(samples: Sequence[int], noop: Sequence[int], floor_ns: float, basis: str) -> list[str]:
-    """Tell whether times are below what doing nothing takes, or below what the hardware's best rates allow."""
+    """Return whether times are below what doing nothing takes, or below what the hardware's best rates allow."""
     if not samples:
         return []
     if min(samples) <= 0:

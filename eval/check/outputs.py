@@ -125,7 +125,7 @@ def _extent(tensor: Tensor) -> int:
 
 
 def _overlaps(one: Tensor, other: Tensor) -> bool:
-    """Tell whether two tensors' ranges of memory meet."""
+    """Return whether two tensors' ranges of memory meet."""
     starts = _data_ptr(one), _data_ptr(other)
     ends = (
         starts[0] + _extent(one) * one.element_size(),

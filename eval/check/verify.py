@@ -49,10 +49,10 @@ class ArmSide(Protocol):
         """Load the shape's weights, or the same with every tensor's rows reversed."""
 
     def repeats(self, case: Case) -> bool:
-        """Tell whether several calls on one input give the same bytes."""
+        """Return whether several calls on one input give the same bytes."""
 
     def is_baseline(self, case: Case) -> bool:
-        """Tell whether the arm runs the baseline's operations and no others."""
+        """Return whether the arm runs the baseline's operations and no others."""
 
 
 class JudgeSide(Protocol):
@@ -90,7 +90,7 @@ class _Bench:
         return self.judge.compare(judged or case, self.subject.call(case, promise).output, flipped)
 
     def late(self, what: str) -> bool:
-        """Tell whether the time for checks is spent, and note what is left out."""
+        """Return whether the time for checks is spent, and note what is left out."""
         if monotonic() < self.deadline:
             return False
         self.notes.append(f"{what} not run: the time budget was spent")

@@ -28,9 +28,8 @@ from rooflane.dispatch import Profile, load_profile
 from rooflane.dispatch.ledger import Op, ledger
 from rooflane.eval.device.probe import measure_once
 from rooflane.eval.exit_codes import EvaluationError
-from rooflane.eval.record.arm_id import parse_arm
 from rooflane.eval.record.environment import resolve_device
-from rooflane.eval.record.records import EAGER
+from rooflane.eval.record.records import EAGER, parse_arm
 from rooflane.eval.worker.arms import build_arm
 from rooflane.eval.worker.candidates import load_rule_table, parse_candidate
 from rooflane.eval.worker.clock import make_clock

@@ -51,7 +51,7 @@ def seal(folder: Path) -> Path:
 
 
 def is_sealed(folder: Path) -> bool:
-    """Tell whether a run was finished and sealed; one that was not is in progress, or was interrupted."""
+    """Return whether a run was finished and sealed; one that was not is in progress, or was interrupted."""
     return (folder / DIGEST_FILE).exists()
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -180,6 +181,7 @@ class Record(BaseModel):
     kind: Kind
     status: Status
     reason: str = ""
+    silent: bool = Field(default=False, description="its worker gave no answer in time and was ended")
     family: str = ""
     rule: str = ""
     options: dict[str, Any] = {}
@@ -334,7 +336,7 @@ def first_problem(error: ValidationError, whole: str) -> str:
 
 
 def _is_torn(line: bytes) -> bool:
-    """Tell whether a line stops before its JSON object does."""
+    """Return whether a line stops before its JSON object does."""
     try:
         json.loads(line)
     except ValueError:
@@ -343,7 +345,7 @@ def _is_torn(line: bytes) -> bool:
 
 
 def _ends_with_newline(file: Any) -> bool:
-    """Tell whether the last byte of an open binary file is a newline."""
+    """Return whether the last byte of an open binary file is a newline."""
     file.seek(-1, os.SEEK_END)
     return file.read(1) == b"\n"
 
@@ -353,3 +355,35 @@ def _ratio(error: float, own: float) -> float:
     if own:
         return error / own
     return math.inf if error else 1.0
+
+
+# The worker that holds eager, the controls and the judge.
+REFERENCE = "reference"
+
+
+@dataclass(frozen=True)
+class ArmId:
+    """One arm of a run. A copy has the name of its candidate and lives in the same worker."""
+
+    name: str
+    kind: Kind
+    worker: str = REFERENCE
+
+    def __str__(self) -> str:
+        """Return the text that stands in a record."""
+        return COPY_PREFIX + self.name if self.kind == "copy" else self.name
+
+
+EAGER_ARM = ArmId(EAGER, "baseline")
+_PROBES = {NOOP: ArmId(NOOP, "noop"), ANCHOR: ArmId(ANCHOR, "anchor")}
+
+
+def parse_arm(text: str, candidates: Collection[str]) -> ArmId:
+    """Return the arm that a record's text names in a run of these candidates."""
+    # A candidate first: its file may be called as a copy or a probe is.
+    if text in candidates:
+        return ArmId(text, "candidate", text)
+    base = text.removeprefix(COPY_PREFIX)
+    if base != text and base in candidates:
+        return ArmId(base, "copy", base)
+    return EAGER_ARM if text == EAGER else _PROBES.get(text) or ArmId(text, "control")

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from rooflane.eval.worker.interpreter import module_command
+from rooflane.eval.worker.process import module_command
 
 # The script prints a few kilobytes; a candidate may print without end.
 KEPT_BYTES = 1 << 18

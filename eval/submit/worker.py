@@ -15,8 +15,7 @@ from rooflane.eval.record.environment import describe_environment
 from rooflane.eval.submit.launch import SubmitJob
 from rooflane.eval.submit.organiser import run_with_class
 from rooflane.eval.worker.candidates import load_attribute, parse_candidate
-from rooflane.eval.worker.channel import end_with_parent
-from rooflane.eval.worker.interpreter import add_working_folder
+from rooflane.eval.worker.process import add_working_folder, end_with_parent
 from rooflane.families import get_family
 from rooflane.shapes import Shape
 

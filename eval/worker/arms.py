@@ -22,10 +22,15 @@ from rooflane.baseline import (
     generate_random_case,
     torch_dtype,
 )
-from rooflane.eval.record.arm_id import ArmId
-from rooflane.eval.record.records import Status
-from rooflane.eval.worker.candidates import Plan, build_candidate, parse_candidate, plan_candidate
-from rooflane.eval.worker.failures import is_oom, told
+from rooflane.eval.record.records import ArmId, Status
+from rooflane.eval.worker.candidates import (
+    Plan,
+    build_candidate,
+    describe_error,
+    is_oom,
+    parse_candidate,
+    plan_candidate,
+)
 from rooflane.shapes import Shape
 
 if TYPE_CHECKING:
@@ -49,7 +54,7 @@ class Arm:
     def fail(self, error: Exception, doing: str) -> None:
         """Record that the arm raised, and release what it holds."""
         self.status = "oom" if is_oom(error) else "error"
-        self.reason = f"{doing}: {told(error)}"
+        self.reason = f"{doing}: {describe_error(error)}"
         self.drop()
 
     def drop(self) -> None:

@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import inspect
 import sys
+import sysconfig
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from rooflane.dispatch import Profile
 
     Forward = Callable[[Tensor, Tensor | None], Tensor]
+
 
 DISPATCHED = "dispatched"
 DEFAULT_NAMES = ("build", "UserOptimizedTransformer")
@@ -230,3 +232,45 @@ def _writes_unseen(tree: ast.Module) -> bool:
     """Return whether the file may bind names that are not written in it."""
     unseen = ("exec", "globals", "setattr", "vars")
     return any(isinstance(node, ast.Name) and node.id in unseen for node in ast.walk(tree))
+
+
+OURS = [Path(__file__).resolve().parents[2] / name for name in ("shapes", "baseline", "families", "dispatch", "eval")]
+# Folders of installed packages; Python's own modules lie in one named like its version.
+INSTALLED = {"site-packages", "dist-packages", Path(sysconfig.get_paths()["stdlib"]).name}
+
+
+def is_oom(error: Exception) -> bool:
+    """Return whether an exception says that memory ran out; the CPU allocator raises a plain RuntimeError."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or (
+        # torch.OutOfMemoryError is a RuntimeError too.
+        isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
+    )
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an exception's kind, its text on one line, and where in the candidate's own files it was raised."""
+    where = place(error)
+    return f"{type(error).__name__}: {one_line(error)}" + (f" ({where})" if where else "")
+
+
+def place(error: BaseException) -> str:
+    """Return where an exception left code that is neither ours, torch's nor an installed package's; "" for none.
+
+    A candidate's author looks for their own file and line, and both sides call into torch.
+    """
+    found = ""
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        path = Path(code.co_filename)
+        theirs = INSTALLED & set(path.parts) or any(map(path.is_relative_to, OURS))
+        if not theirs and path.is_file():
+            found = f"{path.name}:{trace.tb_lineno} in {code.co_name}"
+        trace = trace.tb_next
+    return found
+
+
+def one_line(error: BaseException, limit: int = 300) -> str:
+    """Return an exception's text on one line."""
+    return " ".join(str(error).split())[:limit] or "no message"

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rooflane.baseline import BaselineTransformer, chunked_reference, config_of, generate_random_case, torch_dtype
+from rooflane.eval.check.cases import OutputFacts
 from rooflane.eval.check.gate import check_gate
 from rooflane.eval.check.outputs import SharedBytes, describe_output, output_fault
 from rooflane.eval.record.environment import available_memory_bytes
@@ -67,11 +68,11 @@ class BigCall:
         self._out = out
         return protocol.WholeCalled(seconds, peak, int(mask.sum()))
 
-    def ship_part(self, request: protocol.ShipPart) -> protocol.Shipped:
+    def ship_part(self, request: protocol.ShipPart) -> OutputFacts:
         """Write the first rows of one element of the output for the judge."""
         part = self._out[request.element : request.element + 1, : request.rows]
         self.subject.buffer.write(part)
-        return protocol.Shipped(describe_output(part))
+        return describe_output(part)
 
     def time_whole(self, request: protocol.TimeWhole) -> protocol.WholeTimed:
         """Time one call on new contents; its output is held for the judge."""

@@ -11,13 +11,12 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Generic, Literal, TypeVar, get_args
+from typing import Annotated, Any, Generic, Literal, TypeVar, dataclass_transform, get_args
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from rooflane.eval.check.cases import Called, Case, OutputFacts
-from rooflane.eval.record.arm_id import ArmId
-from rooflane.eval.record.records import GateResult, Status, TruthCheck
+from rooflane.eval.record.records import ArmId, GateResult, Status, TruthCheck
 from rooflane.eval.worker.candidates import Plan
 from rooflane.shapes import Shape
 
@@ -31,28 +30,33 @@ class InvalidMessage(ValueError):
     """A line that is no message, or none of those that may stand there."""
 
 
+@dataclass_transform(frozen_default=True)
 class Message:
-    """A dataclass that travels; numbers are not taken for texts, nor texts for numbers."""
+    """A message: each subclass is a frozen dataclass. Numbers are not taken for texts, nor texts for numbers."""
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        dataclass(frozen=True)(cls)
 
 
 class Request(Message, Generic[A]):
     """A request whose answer is an `A`."""
 
     def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
         REQUESTS[cls.__name__] = cls
         ANSWERS[cls] = get_args(cls.__orig_bases__[0])[0]
 
 
-Handler = Callable[[Any], Message | Called]
+Handler = Callable[[Any], Message | Called | OutputFacts]
 Handlers = dict[type[Request], Handler]
 REQUESTS: dict[str, type[Request]] = {}
 ANSWERS: dict[type[Request], type] = {}
 
 
 # Answers.
-@dataclass(frozen=True)
 class Failed(Message):
     """Something raised: the status a row gets, and one line on what."""
 
@@ -60,19 +64,16 @@ class Failed(Message):
     reason: str
 
 
-@dataclass(frozen=True)
 class Wrong(Message):
     """An output that is no plain tensor of the right shape, or a call that changed what it was given."""
 
     reason: str
 
 
-@dataclass(frozen=True)
 class Done(Message):
     """Nothing to report."""
 
 
-@dataclass(frozen=True)
 class Greeting(Message):
     """The process as it was set up."""
 
@@ -80,28 +81,24 @@ class Greeting(Message):
     uuid: str | None
 
 
-@dataclass(frozen=True)
 class Begun(Message):
     """How many inputs of the shape may be alive at once."""
 
     capacity: int
 
 
-@dataclass(frozen=True)
 class Held(Message):
     """The reference is held; its first call's seconds where it was called."""
 
     setup_s: Finite | None
 
 
-@dataclass(frozen=True)
 class DeviceState(Message):
     """Whether the GPU's context still works."""
 
     ok: bool
 
 
-@dataclass(frozen=True)
 class Built(Message):
     """An arm as it was built, ready where its status is "ok"."""
 
@@ -111,21 +108,18 @@ class Built(Message):
     setup_s: Finite | None
 
 
-@dataclass(frozen=True)
 class Compared(Message):
     """Whether two things were the same."""
 
     same: bool
 
 
-@dataclass(frozen=True)
 class Digests(Message):
     """A digest of each of an arm's weights, by name."""
 
     digests: tuple[tuple[str, int], ...]
 
 
-@dataclass(frozen=True)
 class Inspected(Message):
     """What was tampered with, and the most memory allocated."""
 
@@ -133,7 +127,6 @@ class Inspected(Message):
     peak_bytes: int | None
 
 
-@dataclass(frozen=True)
 class Estimated(Message):
     """A call's nanoseconds, and the warm-up calls made."""
 
@@ -141,7 +134,6 @@ class Estimated(Message):
     warmups: int
 
 
-@dataclass(frozen=True)
 class Window(Message):
     """A window's times, its fingerprints (`marks`, base64) and what the kept outputs show.
 
@@ -161,7 +153,6 @@ class Window(Message):
     changed: str
 
 
-@dataclass(frozen=True)
 class States(Message):
     """Nanoseconds of each call by the other clocks and in the other cache states."""
 
@@ -172,14 +163,6 @@ class States(Message):
     rotating_ns: list[Ns]
 
 
-@dataclass(frozen=True)
-class Shipped(Message):
-    """An output lies in the shared memory."""
-
-    output: OutputFacts
-
-
-@dataclass(frozen=True)
 class Gated(Message):
     """An output compared with the reference's; `same` tells whether its bytes have the fingerprint taken before."""
 
@@ -187,14 +170,12 @@ class Gated(Message):
     same: bool = True
 
 
-@dataclass(frozen=True)
 class Names(Message):
     """Names of stress inputs."""
 
     names: list[str]
 
 
-@dataclass(frozen=True)
 class Stressed(Message):
     """An output on a stress input compared with float64, or why it could not be."""
 
@@ -202,7 +183,6 @@ class Stressed(Message):
     fault: str = ""
 
 
-@dataclass(frozen=True)
 class MarksCompared(Message):
     """The row of a fingerprint that differs most, in units of the limit."""
 
@@ -210,7 +190,6 @@ class MarksCompared(Message):
     ratio: float
 
 
-@dataclass(frozen=True)
 class WholeCalled(Message):
     """One call on a whole shape."""
 
@@ -219,7 +198,6 @@ class WholeCalled(Message):
     valid_tokens: int
 
 
-@dataclass(frozen=True)
 class WholeTimed(Message):
     """One timed call on a whole shape."""
 
@@ -228,7 +206,6 @@ class WholeTimed(Message):
     valid_tokens: int
 
 
-@dataclass(frozen=True)
 class ElementCompared(Message):
     """One element compared with the chunked reference, or why it could not be."""
 
@@ -238,7 +215,6 @@ class ElementCompared(Message):
 
 
 # Requests to any worker.
-@dataclass(frozen=True)
 class Hello(Request[Greeting]):
     """Set the process up for a device; `rules` is the run's own table as TOML."""
 
@@ -248,7 +224,6 @@ class Hello(Request[Greeting]):
     describe: bool
 
 
-@dataclass(frozen=True)
 class BeginShape(Request[Begun]):
     """Draw a shape's weights; no arm is built on them yet."""
 
@@ -257,17 +232,14 @@ class BeginShape(Request[Begun]):
     memory_cap_bytes: int | None
 
 
-@dataclass(frozen=True)
 class EndShape(Request[Done]):
     """Release everything that belongs to a shape."""
 
 
-@dataclass(frozen=True)
 class CheckDevice(Request[DeviceState]):
-    """Tell whether the GPU's context still works."""
+    """Return whether the GPU's context still works."""
 
 
-@dataclass(frozen=True)
 class BusyWait(Request[Done]):
     """Wait for requests without sleeping, on the fastest of some cores, or no longer."""
 
@@ -276,7 +248,6 @@ class BusyWait(Request[Done]):
 
 
 # Requests about one worker's arms.
-@dataclass(frozen=True)
 class Build(Request[Built]):
     """Build an arm, and make its first call."""
 
@@ -284,7 +255,6 @@ class Build(Request[Built]):
     call: bool = True
 
 
-@dataclass(frozen=True)
 class Call(Request[Called]):
     """Call an arm on a case, or as a promise allows, and write the output where the judge reads it."""
 
@@ -293,7 +263,6 @@ class Call(Request[Called]):
     promise: str = ""
 
 
-@dataclass(frozen=True)
 class Repeat(Request[Compared]):
     """Call an arm several times on one input and compare the outputs' bytes."""
 
@@ -301,7 +270,6 @@ class Repeat(Request[Compared]):
     case: Case
 
 
-@dataclass(frozen=True)
 class CompareOperations(Request[Compared]):
     """Compare the operations an arm runs with the baseline's."""
 
@@ -309,14 +277,12 @@ class CompareOperations(Request[Compared]):
     case: Case
 
 
-@dataclass(frozen=True)
 class DigestWeights(Request[Digests]):
     """Return a digest of each of an arm's weights."""
 
     arm: ArmId
 
 
-@dataclass(frozen=True)
 class LoadWeights(Request[Done]):
     """Load the shape's weights into an arm, or the same with every tensor's rows in reverse order."""
 
@@ -324,17 +290,14 @@ class LoadWeights(Request[Done]):
     flipped: bool
 
 
-@dataclass(frozen=True)
 class Settle(Request[Done]):
     """Note threads, processes and weights before anything is timed."""
 
 
-@dataclass(frozen=True)
 class Inspect(Request[Inspected]):
     """Report what was tampered with since the shape began."""
 
 
-@dataclass(frozen=True)
 class Estimate(Request[Estimated]):
     """Warm an arm up within a budget and estimate its call."""
 
@@ -344,7 +307,6 @@ class Estimate(Request[Estimated]):
     budget_s: float
 
 
-@dataclass(frozen=True)
 class Prepare(Request[Done]):
     """Draw the inputs of a window; `watch` has `Finish` check whether the calls changed them."""
 
@@ -357,29 +319,24 @@ class Prepare(Request[Done]):
     watch: bool = True
 
 
-@dataclass(frozen=True)
 class Go(Request[Done]):
     """Run the window's calls."""
 
 
-@dataclass(frozen=True)
 class Finish(Request[Window]):
     """Read the window's clocks and check what was kept."""
 
 
-@dataclass(frozen=True)
-class Ship(Request[Shipped]):
+class Ship(Request[OutputFacts]):
     """Write a kept output's bytes for the judge."""
 
     number: int
 
 
-@dataclass(frozen=True)
 class Release(Request[Done]):
     """Release the window."""
 
 
-@dataclass(frozen=True)
 class TimeStates(Request[States]):
     """Time an arm by the other clocks and in the other cache states."""
 
@@ -391,7 +348,6 @@ class TimeStates(Request[States]):
     call_ns: int
 
 
-@dataclass(frozen=True)
 class CallWhole(Request[WholeCalled]):
     """Call an arm on a shape that eager cannot run."""
 
@@ -400,15 +356,13 @@ class CallWhole(Request[WholeCalled]):
     padding: float
 
 
-@dataclass(frozen=True)
-class ShipPart(Request[Shipped]):
+class ShipPart(Request[OutputFacts]):
     """Write the first rows of one element of that output for the judge."""
 
     element: int
     rows: int
 
 
-@dataclass(frozen=True)
 class TimeWhole(Request[WholeTimed]):
     """Time one such call on new contents."""
 
@@ -418,14 +372,12 @@ class TimeWhole(Request[WholeTimed]):
 
 
 # Requests to the judge.
-@dataclass(frozen=True)
 class HoldReference(Request[Held]):
     """Make the shape's model the reference: the eager arm, and the judge over it."""
 
     call: bool
 
 
-@dataclass(frozen=True)
 class Compare(Request[Gated]):
     """Gate an output on a case; `flipped` says that the rows of every weight were reversed for it."""
 
@@ -435,12 +387,10 @@ class Compare(Request[Gated]):
     flipped: bool = False
 
 
-@dataclass(frozen=True)
 class ListStresses(Request[Names]):
     """Return the names of the stress inputs."""
 
 
-@dataclass(frozen=True)
 class CompareStressed(Request[Stressed]):
     """Compare an output on a stress input, and eager's, with float64."""
 
@@ -449,7 +399,6 @@ class CompareStressed(Request[Stressed]):
     buffer: int
 
 
-@dataclass(frozen=True)
 class CompareMarks(Request[MarksCompared]):
     """Compare a timed call's fingerprint with that of the reference's output."""
 
@@ -458,7 +407,6 @@ class CompareMarks(Request[MarksCompared]):
     mark_seed: int
 
 
-@dataclass(frozen=True)
 class CompareKept(Request[Gated]):
     """Gate a kept output of a timed call, and check its bytes against the fingerprint taken behind the call."""
 
@@ -469,7 +417,6 @@ class CompareKept(Request[Gated]):
     mark_seed: int
 
 
-@dataclass(frozen=True)
 class CompareElement(Request[ElementCompared]):
     """Gate the first rows of one element against the chunked reference."""
 
@@ -482,7 +429,7 @@ class CompareElement(Request[ElementCompared]):
 
 
 def is_failure(answer: Message | Called) -> bool:
-    """Tell whether an answer says that something raised, in a call or in the build of an arm."""
+    """Return whether an answer says that something raised, in a call or in the build of an arm."""
     return isinstance(answer, Failed) or (isinstance(answer, Built) and answer.status in ("error", "oom"))
 
 

@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.profiler import profile
 
 from rooflane.baseline import BaselineTransformer, torch_dtype
 from rooflane.eval.check.cases import Called, Case, draw_case
 from rooflane.eval.check.fingerprint import Fingerprinter
 from rooflane.eval.check.outputs import SharedBytes, describe_output, output_fault, poison
 from rooflane.eval.check.promises import Inputs, run_trial
-from rooflane.eval.check.signature import is_baseline
 from rooflane.eval.check.tamper import GivenWeights, ProcessState, child_count, digest, digests, thread_count
 from rooflane.eval.check.truth import STRESSES, missing_parameter, stressed
-from rooflane.eval.record.arm_id import ArmId
+from rooflane.eval.record.records import ArmId
 from rooflane.eval.worker import protocol
 from rooflane.eval.worker.arms import Arm, build_arm
-from rooflane.eval.worker.failures import is_oom, told
+from rooflane.eval.worker.candidates import describe_error, is_oom
 from rooflane.shapes import Shape
 
 if TYPE_CHECKING:
     from rooflane.dispatch import Profile
 
+    Forward = Callable[[Tensor, Tensor | None], Tensor]
 
 # Enough for torch to hand the work to its pool.
 POOL_ELEMENTS = 1 << 20
-
-
 # Calls on one input whose outputs must have the same bytes.
 REPEATS = 3
 # The seed of the input an arm is first called on.
@@ -109,7 +109,7 @@ class Subject:
         return protocol.Compared(len(found) == 1)
 
     def compare_operations(self, request: protocol.CompareOperations) -> protocol.Compared:
-        """Tell whether an arm runs the operations of the baseline and no others."""
+        """Return whether an arm runs the operations of the baseline and no others."""
         x, mask = draw_case(request.case, self.shape, self.device)
         return protocol.Compared(is_baseline(self.arms[request.arm].forward, self.template, x, mask))
 
@@ -185,4 +185,25 @@ def answer_to(handler: protocol.Handler, request: protocol.Request) -> protocol.
     except WrongKind as error:
         return protocol.Wrong(str(error))
     except Exception as error:
-        return protocol.Failed("oom" if is_oom(error) else "error", told(error))
+        return protocol.Failed("oom" if is_oom(error) else "error", describe_error(error))
+
+
+def operation_signature(forward: Forward, x: Tensor, mask: Tensor | None) -> tuple[tuple[str, str], ...]:
+    """Return the name and input shapes of every torch operation of one call, in order.
+
+    A kernel launched without torch's dispatcher leaves nothing here, so a signature describes a forward only
+    where it equals another's.
+    """
+    # Without kineto, whose start takes seconds; the names of host operations need none of it.
+    with torch.inference_mode(), profile(use_kineto=False, record_shapes=True) as profiled:
+        forward(x, mask)
+    events = sorted(profiled.function_events, key=lambda event: event.time_range.start)
+    return tuple((event.name, str(event.input_shapes)) for event in events if event.name.startswith("aten::"))
+
+
+def is_baseline(forward: Forward, baseline: Forward, x: Tensor, mask: Tensor | None) -> bool:
+    """Return whether a forward runs the baseline's operations and no others, in the baseline's order.
+
+    Such a candidate cannot be faster than what it is compared with; the report names it as what it is.
+    """
+    return operation_signature(forward, x, mask) == operation_signature(baseline, x, mask)

@@ -17,15 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rooflane.eval.check.cases import Case, draw_case
+from rooflane.eval.check.cases import Case, OutputFacts, draw_case
 from rooflane.eval.check.fingerprint import ALIGNMENT, Fingerprinter
 from rooflane.eval.check.outputs import describe_output, output_fault, poison
 from rooflane.eval.check.tamper import GivenInputs
-from rooflane.eval.record.arm_id import ArmId
 from rooflane.eval.record.environment import available_memory_bytes
+from rooflane.eval.record.records import ArmId
 from rooflane.eval.stats.host_pace import loop_ns
 from rooflane.eval.worker import protocol
-from rooflane.eval.worker.clock import Clock, estimate_ns
+from rooflane.eval.worker.clock import Clock, cache_bytes, estimate_ns
 from rooflane.eval.worker.subject import Subject
 
 # Inputs alive at once: enough for 100 calls of 4 MB, and never more than a tenth of what is free.
@@ -211,11 +211,11 @@ class Windows:
             changed=window.given.change(self.draw, window.mark_seed) if window.given else "",
         )
 
-    def ship(self, request: protocol.Ship) -> protocol.Shipped:
+    def ship(self, request: protocol.Ship) -> OutputFacts:
         """Write a kept output's bytes for the judge."""
         out = self._now.outputs[request.number]
         self.subject.buffer.write(out)
-        return protocol.Shipped(describe_output(out))
+        return describe_output(out)
 
     def release(self, request: protocol.Release) -> protocol.Done:
         """Release the window."""
@@ -257,3 +257,47 @@ class Windows:
 
     def _item(self) -> int:
         return 4 if self.subject.shape.dtype == "float32" else 2
+
+
+# Inputs that are used in turn must overflow the cache this many times before none is found in it.
+ROTATION = 5
+ROTATION_CASES_MAX = 256
+
+
+class CacheStates:
+    """Times an arm by every clock once: what they say against each other is for the report."""
+
+    def __init__(self, windows: Windows) -> None:
+        self._windows = windows
+
+    def states(self, request: protocol.TimeStates) -> protocol.States:
+        """Return an arm's nanoseconds by the other clocks and in the other cache states, as many calls as fit."""
+        windows, clock, seed = self._windows, self._windows.clock, request.seed
+        forward = windows.subject.arms[request.arm].forward
+        fit = int(request.budget_s * 1e9 / 5 / max(1, request.call_ns))
+        calls = max(1, min(request.calls, fit, windows.capacity()))
+        fresh = [windows.draw(seed + number) for number in range(calls)]
+        same = [windows.draw(seed + calls)] * calls
+        with torch.inference_mode():
+            forward(*same[0])
+            return protocol.States(
+                harness_ns=clock.window(forward, same)()[0],
+                device_ns=clock.spans(forward, fresh, request.host_ns),
+                idle_ns=clock.idle(forward, fresh),
+                cold_ns=clock.cold(forward, fresh),
+                rotating_ns=self._rotate(forward, fresh, calls),
+            )
+
+    def _rotate(self, forward: Any, cases: list, calls: int) -> list[int]:
+        """Time calls over inputs that overflow the L2 five times between two uses; nothing where that is too many."""
+        device = self._windows.subject.device
+        if device.type != "cuda":
+            return []
+        size = cases[0][0].numel() * cases[0][0].element_size()
+        wanted = -(-ROTATION * cache_bytes(device) // size)
+        if wanted > min(ROTATION_CASES_MAX, self._windows.capacity()):
+            return []
+        x, mask = cases[0]
+        ring = [(x.clone(), mask) for _ in range(max(2, wanted))]
+        self._windows.clock.window(forward, ring)
+        return self._windows.clock.window(forward, (ring * (-(-calls // len(ring))))[:calls])()[0]

@@ -19,19 +19,17 @@ from rooflane.baseline import build_baseline, reference_numerics
 from rooflane.dispatch import Profile, parse_rules
 from rooflane.eval.check.cases import Called
 from rooflane.eval.check.outputs import SharedBytes
-from rooflane.eval.record.arm_id import EAGER_ARM
 from rooflane.eval.record.environment import describe_environment, gpu_uuid
+from rooflane.eval.record.records import EAGER_ARM
 from rooflane.eval.stats.host_pace import loop_ns
 from rooflane.eval.worker import oversize, protocol
 from rooflane.eval.worker.arms import Arm, first_call, free_memory
-from rooflane.eval.worker.cache_states import CacheStates
-from rooflane.eval.worker.channel import Channel, end_with_parent
 from rooflane.eval.worker.clock import make_clock
 from rooflane.eval.worker.cpu_pinning import FastCore
-from rooflane.eval.worker.interpreter import add_working_folder
 from rooflane.eval.worker.judge import Judge
+from rooflane.eval.worker.process import Channel, add_working_folder, end_with_parent
 from rooflane.eval.worker.subject import FIRST_INPUT, Subject, answer_to
-from rooflane.eval.worker.windows import Windows
+from rooflane.eval.worker.windows import CacheStates, Windows
 
 RUN_RULES = "the rules of the run"
 
@@ -50,7 +48,7 @@ class Worker:
         }
         self._handlers = dict(self._own)
         self.subject: Subject | None = None
-        self.awake = False
+        self.busy = False
         self._core = FastCore()
 
     def handle(self, request: protocol.Request) -> protocol.Message | Called:
@@ -104,7 +102,7 @@ class Worker:
 
     def _end_shape(self) -> None:
         self._handlers = dict(self._own)
-        self._wait_awake(False)
+        self._set_busy_wait(False)
         if self.subject:
             self.subject = None
             free_memory(self.device)
@@ -114,18 +112,18 @@ class Worker:
 
         A thread that slept between its windows came back on a slow core in half of them (H200; briefs/host.md).
         """
-        self._wait_awake(request.on, request.cores)
+        self._set_busy_wait(request.on, request.cores)
         return protocol.Done()
 
-    def _wait_awake(self, on: bool, cores: Sequence[int] = ()) -> None:
-        self.awake = on
+    def _set_busy_wait(self, on: bool, cores: Sequence[int] = ()) -> None:
+        self.busy = on
         self._core.hold(cores)
 
     def _host_pace_ns(self) -> int:
-        return self._core.pace_ns() if self.awake else loop_ns()
+        return self._core.pace_ns() if self.busy else loop_ns()
 
     def check_device(self, request: protocol.CheckDevice) -> protocol.DeviceState:
-        """Tell whether the GPU's context still works; an earlier failure may have broken it for good."""
+        """Return whether the GPU's context still works; an earlier failure may have broken it for good."""
         try:
             if self.device.type == "cuda":
                 torch.cuda.synchronize()
@@ -139,7 +137,7 @@ def run(channel: int, lifeline: int, buffers: list[int]) -> int:
     end_with_parent(lifeline)
     peer = Channel(channel)
     worker = Worker([SharedBytes(descriptor) for descriptor in buffers])
-    while (message := peer.receive(awake=worker.awake)) is not None:
+    while (message := peer.receive(busy=worker.busy)) is not None:
         number, request = message
         answer = worker.handle(request)
         if protocol.is_failure(answer):

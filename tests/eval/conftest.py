@@ -12,8 +12,7 @@ from rooflane.eval.campaign.team import unwrap
 from rooflane.eval.check.gate import GateResult
 from rooflane.eval.check.outputs import SharedBytes
 from rooflane.eval.check.verify import verify
-from rooflane.eval.record.arm_id import ArmId
-from rooflane.eval.record.records import Prediction, Record, RunMeta, Timing, Verification
+from rooflane.eval.record.records import ArmId, Prediction, Record, RunMeta, Timing, Verification
 from rooflane.eval.record.settings import Settings
 from rooflane.eval.stats.rounds import Contamination
 from rooflane.eval.stats.run import create_run, open_run

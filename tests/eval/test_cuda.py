@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rooflane.eval import ExitCode, evaluate
-from rooflane.eval.campaign.telemetry import Telemetry
+from rooflane.eval.campaign.device import Telemetry
 from rooflane.eval.record.environment import describe_environment, gpu_uuid
 from rooflane.eval.worker.clock import CudaClock, estimate_ns
 from rooflane.shapes import Shape

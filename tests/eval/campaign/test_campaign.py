@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import nullcontext
 from math import inf
 from types import SimpleNamespace
 
@@ -15,11 +16,11 @@ import pytest
 
 from rooflane.eval import EvaluationError, ExitCode, evaluate, resume
 from rooflane.eval.campaign import session
+from rooflane.eval.campaign.shape_work import ShapeWork
 from rooflane.eval.campaign.team import ReferenceLost, Team
 from rooflane.eval.check.cases import Case
-from rooflane.eval.record.arm_id import ArmId
 from rooflane.eval.record.digest import DIGEST_FILE
-from rooflane.eval.record.records import RECORDS_FILE
+from rooflane.eval.record.records import RECORDS_FILE, ArmId
 from rooflane.eval.stats.run import open_run
 from rooflane.eval.worker.protocol import Build, Compare, Repeat
 from rooflane.shapes import Shape
@@ -59,7 +60,7 @@ def arms_of(*candidates):
 
 
 @pytest.mark.slow
-def test_every_row_is_written_with_its_measurement(tmp_path, quiet_host):
+def test_every_row_is_written_with_its_measurement_and_a_torn_batch_is_measured_again(tmp_path, quiet_host):
     events = []
     mine = candidate(tmp_path, "mine", "return model(x, mask)")
     run = evaluate([A, B], mine, processes=2, runs_dir=tmp_path / "runs", on_event=events.append, **FAST)
@@ -76,6 +77,20 @@ def test_every_row_is_written_with_its_measurement(tmp_path, quiet_host):
     assert (events[-1].done, events[-1].total) == (24, 24)
     assert run.summary().exit_code() is ExitCode.COMPLETE
     assert run.summary().headlines[0].geomean.count == 2
+
+    path = run.folder / RECORDS_FILE
+    lines = path.read_bytes().splitlines(keepends=True)
+    (run.folder / DIGEST_FILE).unlink()  # as it is while a run is in progress
+    path.write_bytes(b"".join(lines[:23]) + lines[23][:40])
+    page = json.loads((run.folder / "run.json").read_text())
+    page["seed"] = None
+    (run.folder / "run.json").write_text(json.dumps(page))
+    resume(run.folder)
+    again = path.read_bytes().splitlines(keepends=True)
+    assert again[:18] == lines[:18], "a whole batch is not measured again"
+    # The torn shape's arms were timed against an eager row that is lost: all six are measured again.
+    assert len(again) == 23 + 1 + 6
+    assert set(Counter(record.key for record in open_run(run.folder).records()).values()) == {1}
 
 
 @pytest.mark.slow
@@ -132,18 +147,29 @@ def test_a_killed_worker_costs_only_the_row_at_hand(tmp_path):
 
 @pytest.mark.slow
 def test_a_hanging_candidate_is_reported_while_it_hangs_ended_and_not_asked_again(tmp_path, monkeypatch):
-    """The other candidate cannot be built: each process tries it, and none has anything to compare after the first."""
+    """The other candidate cannot be built: each process tries it, and none has anything to compare after the first.
+
+    The run is interrupted between its processes and resumed: the row on disk tells the second process of the silence.
+    """
     monkeypatch.setattr("rooflane.eval.campaign.launch.LONG_WAIT_S", 2.0)
     hangs = candidate(tmp_path, "hangs", "time.sleep(3600)")
     broken = candidate(tmp_path, "broken", "raise ValueError('no luck')")
     notes = []
-    run = evaluate(
-        [A], [hangs, broken], processes=2, runs_dir=tmp_path / "runs", arm_timeout_s=8,
-        on_event=lambda event: event.kind == "note" and notes.append(event.text), **FAST
-    )  # fmt: skip
+
+    def note(event):
+        if event.kind == "note":
+            notes.append(event.text)
+        if event.kind == "shape":
+            raise KeyboardInterrupt
+
+    run = evaluate([A], [hangs, broken], processes=2, runs_dir=tmp_path / "runs", arm_timeout_s=8, on_event=note,
+                   **FAST)  # fmt: skip
+    assert run.interrupted and {record.process for record in run.records()} == {0}
+    run = resume(run.folder)
     assert notes == [f"build of {hangs}: no answer for 2 s; its worker is ended at 8 s"]
     rows = {record.key: record for record in run.records()}
     assert rows[0, "a", hangs].reason == f"the worker gave no answer for 8 s at build of {hangs} and was ended"
+    assert [rows[process, "a", hangs].silent for process in range(2)] == [True, False]
     assert rows[1, "a", hangs].status == "error" and rows[1, "a", hangs].reason.startswith("not asked again")
     assert all("no luck" in rows[process, "a", broken].reason for process in range(2))
     assert {rows[0, "a", arm].status for arm in ("eager", "identity", "noop", "anchor")} == {"ok"}
@@ -170,6 +196,25 @@ def test_a_candidates_time_for_an_answer_follows_eager_and_the_budget(monkeypatc
     assert work._limit_s("mine", Build(arm)) == pytest.approx(build)
     assert work._limit_s("mine", Repeat(arm, Case(1))) == pytest.approx(call)
     assert work._limit_s("reference", Repeat(arm, Case(1))) is None
+
+
+@pytest.mark.parametrize(("calls", "skipped"), [([16.0, 2.0], False), ([14.0], False), ([21.0, 15.5], True)])
+def test_a_shape_is_skipped_by_measurement_only_when_two_eager_calls_are_too_long(monkeypatch, calls, skipped):
+    """The limit of 5 s a call is allowed threefold, since a prediction may be too kind."""
+    said, left = [], list(calls)
+    work = ShapeWork.__new__(ShapeWork)
+    work.team, work.todo = SimpleNamespace(spending=lambda what: nullcontext()), SimpleNamespace(oversize=False)
+    work.settings = SimpleNamespace(max_call_s=5.0)
+    monkeypatch.setattr(work, "begin_all", lambda: None, raising=False)
+    monkeypatch.setattr(work, "hold_reference", lambda call: left.pop(0), raising=False)
+    monkeypatch.setattr(work, "skip_all", said.append, raising=False)
+    monkeypatch.setattr(work, "compare_arms", lambda eager: said.append(eager.ready), raising=False)
+    work.run()
+    assert left == [] and work.eager_s == min(calls)
+    if skipped:
+        assert "predicted within the limit" in said[0] and "at least 15.5 s, over 15 s" in said[0]
+    else:
+        assert said == [True]
 
 
 @pytest.mark.slow
@@ -233,25 +278,6 @@ def test_killing_the_parent_ends_its_worker_and_loses_nothing_written(tmp_path):
     assert set(statuses(run).values()) == {"ok"}
     lost = bool(kept)  # what a killed part took is not known, unless it wrote no row
     assert (run.meta.overhead_share is None, run.meta.spent_s == {}) == (lost, lost)
-
-
-@pytest.mark.slow
-def test_a_torn_batch_is_measured_again_and_a_whole_one_is_not(tmp_path):
-    mine = candidate(tmp_path, "mine", "return model(x, mask)")
-    run = evaluate([A, B], [mine], processes=1, runs_dir=tmp_path / "runs", **FAST)
-    path = run.folder / RECORDS_FILE
-    lines = path.read_bytes().splitlines(keepends=True)
-    (run.folder / DIGEST_FILE).unlink()  # as it is while a run is in progress
-    path.write_bytes(b"".join(lines[:11]) + lines[11][:40])
-    page = json.loads((run.folder / "run.json").read_text())
-    page["seed"] = None
-    (run.folder / "run.json").write_text(json.dumps(page))
-    resume(run.folder)
-    again = path.read_bytes().splitlines(keepends=True)
-    assert again[:6] == lines[:6]
-    # The torn shape's arms were timed against an eager row that is lost: all six are there anew.
-    assert len(again) == 11 + 1 + 6
-    assert set(Counter(record.key for record in open_run(run.folder).records()).values()) == {1}
 
 
 @pytest.mark.slow
@@ -408,7 +434,7 @@ def test_the_parent_loads_neither_torch_nor_the_candidate(tmp_path):
 
 
 def _alive(pid):
-    """Tell whether a process exists and is not a zombie."""
+    """Return whether a process exists and is not a zombie."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rsplit(")", 1)[1].split()[0] != "Z"
@@ -417,7 +443,7 @@ def _alive(pid):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mine", "one of two", "copy of mine", "mine, afresh"])
+@pytest.mark.parametrize("name", ["one of two", "copy of mine, afresh"])
 def test_a_reference_lost_while_it_judges_costs_the_arm_it_judged_and_no_other(tmp_path, quiet_host, monkeypatch, name):
     """The failure carries the arm itself: no name of one, whatever stands in it, can be mistaken for another."""
     real, killed = Team.ask, []

@@ -67,7 +67,7 @@ def test_a_server_that_ends_is_quoted(own_server):
     server = forkserver.fork_server()
     server.preload(())
     os.kill(server.pid, signal.SIGKILL)
-    with pytest.raises(forkserver.ForkServerError, match="the workers' server ended: it said nothing"):
+    with pytest.raises(forkserver.ForkServerError, match="the workers' server ended: it printed nothing"):
         server.poll(1)
     assert forkserver.fork_server() is not server
 
@@ -82,7 +82,7 @@ def test_other_variables_mean_another_server(worker, monkeypatch):
 
 
 @pytest.mark.slow
-def test_workers_start_afresh_where_none_can_be_forked(monkeypatch):
+def test_workers_start_a_new_interpreter_where_none_can_be_forked(monkeypatch):
     monkeypatch.setattr(forkserver, "available", lambda: False)
     buffer = Buffer()
     started = WorkerProcess("mine", (buffer,), timeout_s=120)

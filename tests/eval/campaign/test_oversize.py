@@ -11,7 +11,7 @@ from rooflane.shapes import Shape
 # In a process of its own: the cap holds for a whole process.
 CAPPED = """
 import torch
-from rooflane.eval.worker.failures import is_oom
+from rooflane.eval.worker.candidates import is_oom
 from rooflane.eval.worker.oversize import cap_memory
 device = torch.device("cpu")
 cap_memory(device, 300 << 20)

@@ -36,7 +36,7 @@ def test_the_record_names_table_digest_and_every_row(started, tiny_shape):
 
 
 class Heard(Exception):
-    """Raised where workers would be started, with what they would be told first."""
+    """Raised where workers would be started, with their first request."""
 
     def __init__(self, candidates, hello, *rest):
         super().__init__()
@@ -44,8 +44,8 @@ class Heard(Exception):
 
 
 def test_a_worker_routes_by_the_recorded_rows(started, tiny_shape, tmp_path, monkeypatch):
-    def no_team(*told):
-        raise Heard(*told)
+    def no_team(*given):
+        raise Heard(*given)
 
     monkeypatch.setattr(campaign, "Team", no_team)
     path = tmp_path / "mine.toml"
@@ -60,3 +60,26 @@ def test_a_worker_routes_by_the_recorded_rows(started, tiny_shape, tmp_path, mon
     found = route(tiny_shape, load_profile("cpu"), mine.rules)
     assert (found.rule.name, found.family) == ("mine", "chunked")
     assert str(tmp_path) not in run.meta.rules.source + run.meta.rules.text
+
+
+@pytest.mark.parametrize(
+    ("device", "candidate", "pending", "noted"),
+    [
+        ("cuda", "chunked", True, True),
+        ("cuda", "chunked", False, False),
+        ("cuda", "graph_compile", True, False),  # calls torch's own code
+        ("cpu", "chunked", True, False),  # the C++ call path launches CUDA kernels
+    ],
+)
+def test_a_build_of_the_call_path_is_announced(started, monkeypatch, device, candidate, pending, noted):
+    def no_team(*given):
+        raise Heard(*given)
+
+    monkeypatch.setattr(campaign, "Team", no_team)
+    monkeypatch.setattr(campaign, "host_build_pending", lambda: pending)
+    run = started(candidates=candidate, controls=())
+    run.meta = run.meta.model_copy(update={"device": device})
+    notes = []
+    with pytest.raises(Heard):
+        Campaign(run, lambda event: notes.append((event.kind, event.text)))._run_team(0, ())
+    assert notes == [("note", "compiling the C++ call path once, about half a minute")] * noted

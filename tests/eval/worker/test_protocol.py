@@ -6,7 +6,7 @@ from dataclasses import is_dataclass
 import pytest
 
 from rooflane.eval.check.cases import Called, Case
-from rooflane.eval.record.arm_id import ArmId, parse_arm
+from rooflane.eval.record.records import ArmId, parse_arm
 from rooflane.eval.worker import protocol
 from rooflane.eval.worker.protocol import InvalidMessage, decode_answer, decode_request, encode_answer, encode_request
 from rooflane.shapes import Shape

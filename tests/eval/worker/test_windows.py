@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rooflane.eval.record.arm_id import EAGER_ARM, ArmId
+from rooflane.eval.record.records import EAGER_ARM, ArmId
 from rooflane.eval.worker.clock import CpuClock
 from rooflane.eval.worker.protocol import Finish, Go, Prepare
 from rooflane.eval.worker.windows import Windows

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rooflane.baseline import CONTROLS, build_baseline, config_of, generate_random_case
-from rooflane.eval.check.signature import is_baseline, operation_signature
+from rooflane.eval.worker.subject import is_baseline, operation_signature
 
 
 @pytest.fixture

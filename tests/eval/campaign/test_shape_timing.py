@@ -1,4 +1,4 @@
-"""Who waits awake and where: a GPU's workers, on cores of their own, while they are timed."""
+"""Which workers busy-wait, and where: a GPU's workers, on cores of their own, while they are timed."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from rooflane.eval.campaign import busy_wait
-from rooflane.eval.campaign.busy_wait import awake
+from rooflane.eval.campaign import shape_timing
 from rooflane.eval.campaign.launch import Crash
+from rooflane.eval.campaign.shape_timing import busy_waiting
 from rooflane.eval.campaign.team import ReferenceLost
 
 WORKERS = ("reference", "mine")
@@ -29,17 +29,17 @@ def make_session(monkeypatch):
                 raise (ReferenceLost("gone", arm) if worker == "reference" else Crash("gone"))
 
         team = {"reference", "mine"}
-        monkeypatch.setattr(busy_wait, "usable_cores", lambda: cores)
-        monkeypatch.setattr(busy_wait, "core_shares", lambda count: [[number] for number in range(count)])
+        monkeypatch.setattr(shape_timing, "usable_cores", lambda: cores)
+        monkeypatch.setattr(shape_timing, "core_shares", lambda count: [[number] for number in range(count)])
         work = SimpleNamespace(context=SimpleNamespace(device=device), team=team, ask=ask)
         return work, said
 
     return make
 
 
-def test_a_gpus_workers_stay_awake_while_they_are_timed_and_no_longer(make_session):
+def test_a_gpus_workers_busy_wait_while_they_are_timed_and_no_longer(make_session):
     session, said = make_session()
-    with pytest.raises(ValueError), awake(session, WORKERS):
+    with pytest.raises(ValueError), busy_waiting(session, WORKERS):
         assert said == [("reference", True, [0]), ("mine", True, [1])]
         raise ValueError
     assert said[2:] == [("reference", False, []), ("mine", False, [])]
@@ -48,22 +48,22 @@ def test_a_gpus_workers_stay_awake_while_they_are_timed_and_no_longer(make_sessi
 def test_ctrl_c_waits_for_nobody(make_session):
     """A worker in the midst of a call would be asked and waited for, up to its time limit."""
     session, said = make_session()
-    with pytest.raises(KeyboardInterrupt), awake(session, WORKERS):
+    with pytest.raises(KeyboardInterrupt), busy_waiting(session, WORKERS):
         raise KeyboardInterrupt
     assert len(said) == 2
 
 
 @pytest.mark.parametrize("where", [{"device": "cpu"}, {"cores": 3.5}])
-def test_nobody_stays_awake_where_the_cores_are_needed(make_session, where):
+def test_nobody_busy_waits_where_the_cores_are_needed(make_session, where):
     session, said = make_session(**where)
-    with awake(session, WORKERS):
+    with busy_waiting(session, WORKERS):
         pass
     assert said == []
 
 
 @pytest.mark.parametrize("lost", WORKERS)
-def test_a_worker_that_is_lost_is_told_of_by_its_own_windows(make_session, lost):
+def test_a_worker_that_is_lost_is_reported_by_its_own_windows(make_session, lost):
     session, said = make_session(lost=lost)
-    with awake(session, WORKERS):
+    with busy_waiting(session, WORKERS):
         pass
     assert [worker for worker, on, _ in said if not on] == [name for name in WORKERS if name != lost]

@@ -2,15 +2,15 @@
 
 import pytest
 
-from rooflane.eval.record import spent
-from rooflane.eval.record.spent import Spent, overhead_share
+from rooflane.eval.campaign import team
+from rooflane.eval.campaign.team import Spent, overhead_share
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """A clock that stands still until it is moved."""
     now = [100.0]
-    monkeypatch.setattr(spent, "monotonic", lambda: now[0])
+    monkeypatch.setattr(team, "monotonic", lambda: now[0])
     return now
 
 

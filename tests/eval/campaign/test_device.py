@@ -8,13 +8,13 @@ import sys
 import pytest
 
 from rooflane.eval import evaluate
-from rooflane.eval.campaign.gpu_lock import campaign_lock
+from rooflane.eval.campaign.device import campaign_lock
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.shapes import Shape
 
 HOLDER = """
 import sys, time
-from rooflane.eval.campaign.gpu_lock import campaign_lock
+from rooflane.eval.campaign.device import campaign_lock
 from rooflane.shapes import Shape
 with campaign_lock(sys.argv[1], sys.argv[2]):
     print("held", flush=True)

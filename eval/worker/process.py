@@ -1,7 +1,8 @@
-"""How parent and worker speak: one JSON line each way, every answer carrying the number of its request.
+"""What a worker process needs: its command line, its channel to the parent, and an end when the parent ends.
 
-The worker's standard output is another pipe, so a chatty candidate cannot flood this one. A line that answers no
-request was written by something else than the harness: it is counted, and reported as tampering.
+Each message is one JSON line, and every answer carries the number of its request. The worker's standard output is
+another pipe, so a candidate that prints much cannot flood the channel. A line that answers no request was not written
+by the harness: it is counted, and reported as tampering.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import selectors
 import socket
+import sys
 import threading
 
 from rooflane.eval.worker.protocol import Message, Request, decode_request, encode_answer
@@ -26,12 +28,12 @@ class Channel:
         self._waiting = selectors.DefaultSelector()
         self._waiting.register(self._socket, selectors.EVENT_READ)
 
-    def receive(self, *, awake: bool = False) -> tuple[int, Request] | None:
+    def receive(self, *, busy: bool = False) -> tuple[int, Request] | None:
         """Wait for the next request and its number; None when the parent is gone.
 
-        `awake` busy-waits, which keeps the core.
+        `busy` waits without sleeping, which keeps the core.
         """
-        while awake and not self._waiting.select(0):
+        while busy and not self._waiting.select(0):
             pass
         line = self._read.readline()
         return decode_request(line) if line.endswith(b"\n") else None
@@ -50,3 +52,19 @@ def end_with_parent(descriptor: int) -> None:
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
+
+
+def module_command(module: str, *arguments: str) -> list[str]:
+    """Return the command that runs a module of the package.
+
+    Without `-P` the working folder would come first on the path: a candidate called `random.py` or `types.py` in it
+    would be imported wherever the standard library means its own.
+    """
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def add_working_folder() -> None:
+    """Let a candidate import its neighbours in the working folder, behind everything that is installed."""
+    folder = os.getcwd()
+    if folder not in sys.path:
+        sys.path.append(folder)
