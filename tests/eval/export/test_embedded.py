@@ -40,10 +40,10 @@ def toy(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def embed(monkeypatch):
-    """Return a function that embeds texts by path; its importers are removed afterwards."""
-    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    return lambda files: EmbeddedPackages(files, "/nowhere/submission.py")
+def embed(monkeypatch, tmp_path):
+    """Return a function that embeds texts by path, in a cache of its own."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    return EmbeddedPackages
 
 
 FILES = {
@@ -93,11 +93,30 @@ def test_a_package_that_is_installed_stays_as_it_is(toy, embed):
         other.import_module("toy.missing")
 
 
+def test_no_import_hook_is_left_and_a_changed_file_is_written_again(embed, tmp_path):
+    """An import hook in a candidate's process is evidence of manipulation, so an exported file must do without."""
+    hooks = list(sys.meta_path), list(sys.path_hooks), list(sys.path)
+    files = {"toy/__init__.py": "", "toy/a.py": "VALUE = 1\n"}
+    module = embed(files).import_module("toy.a")
+    assert module.VALUE == 1 and (list(sys.meta_path), list(sys.path_hooks), list(sys.path)) == hooks
+    path = tmp_path / "cache" / "exported" / f"{module.__name__.replace('.', '/')}.py"
+    path.write_text("VALUE = 2\n")
+    for name in [name for name in sys.modules if name.startswith("toy_")]:
+        del sys.modules[name]
+    assert embed(files).import_module("toy.a").VALUE == 1 and path.read_text() == "VALUE = 1\n"
+
+
+def test_a_cache_that_cannot_be_written_is_no_obstacle(embed, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file"))
+    assert embed({"toy/__init__.py": "", "toy/b.py": "VALUE = 5\n"}).import_module("toy.b").VALUE == 5
+
+
 def test_the_text_is_found_as_python_tools_look_for_it(embed):
     text = '"""Say."""\n\ndef say():\n    # why\n    return "toy.a"\n\ndef fail():\n    raise ValueError(say())\n'
     module = embed({"toy/__init__.py": "", "toy/a.py": text}).import_module("toy.a")
     assert inspect.getsource(module.say) == 'def say():\n    # why\n    return "' + module.__name__ + '"\n'
-    assert module.__file__ == "/nowhere/submission.py/toy/a.py"
+    assert module.__file__.endswith(f"exported/{module.__name__.replace('.', '/')}.py")
     with pytest.raises(ValueError) as caught:
         module.fail()
     assert str(caught.traceback[-1].statement).strip() == "raise ValueError(say())"

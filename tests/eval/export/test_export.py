@@ -143,12 +143,12 @@ def test_two_files_in_one_process_keep_to_their_own_sources(load):
     assert {family.name for family, _, _ in again.runtime.PLANS.values()} == {"chunked"}
 
 
-def test_a_traceback_shows_the_line_in_the_file(load, tmp_path):
+def test_a_traceback_shows_the_line_and_the_module(load):
     module = load(exported([SMALL], "chunked"))
     with pytest.raises(Exception) as caught:
         module.UserOptimizedTransformer(None)
     last = caught.traceback[-1]
-    assert str(last.path).startswith(f"{tmp_path / 'submission.py'}/rooflane/baseline/")
+    assert "/baseline/" in str(last.path) and last.path.is_file()
     assert "config" in str(last.statement)
 
 
