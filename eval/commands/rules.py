@@ -34,9 +34,9 @@ from rooflane.eval.commands.output import (
     find_profile,
     find_shapes,
     print_json,
-    print_table,
 )
 from rooflane.eval.exit_codes import ExitCode
+from rooflane.eval.report.table import Table, print_table
 from rooflane.families import FamilyError, get_family, load_families
 from rooflane.shapes import Shape
 
@@ -72,9 +72,9 @@ def _print_rules(table: RuleTable, errors: list[str]) -> None:
     for index, rule in enumerate(table.rules):
         when = [f"{name} {_condition(raw)}" for name, raw in rule.when.items()]
         options = "".join(f" {name}={value}" for name, value in rule.options.items())
-        rows.append((rule.name, "\n".join(when) or "always", rule.family + options, rule.because, table.place(index)))
+        rows.append((rule.name, ", ".join(when) or "always", rule.family + options, rule.because, table.place(index)))
     columns = ("rule", "when", "family", "because", "from")
-    print_table(f"{table.title()} ({table.source})", columns, rows, left=columns)
+    print_table(Table(f"{table.title()} ({table.source})", columns, rows, len(columns)), console())
     for error in errors:
         print(f"error: {error}")
     if table.left_out:
@@ -126,8 +126,7 @@ def explain_command(
         places = found["from"]
         rows = [(name, verdict, places[name]) for name, verdict in found["rules"].items()]
         title = f"shape {found['shape']} ({found['label']}) on {device.title}"
-        columns = ("rule", "verdict", "from")
-        print_table(title, columns, rows, left=columns, drop=("from",))
+        print_table(Table(title, ("rule", "verdict", "from"), rows, 3, optional=("from",)), console())
         if found["chosen"] is None:
             console(stderr=True).print(f"shape {found['shape']}: no rule's family can serve it; see `rooflane route`")
 
@@ -286,10 +285,8 @@ def regret_command(
     rows = [
         (row.shape, row.rule, row.choice, row.best, _ratio(row.regret), f"{row.apparent:.3g}x") for row in found.shapes
     ]
-    left = ("rule", "choice", "best of the others")
-    print_table(
-        f"regret of {found.rules}, run {found.run}", columns, rows, left=left, drop=("judged by itself", "rule")
-    )
+    title, optional = f"regret of {found.rules}, run {found.run}", ("judged by itself", "rule")
+    print_table(Table(title, columns, rows, 4, optional=optional), console())
     for shape, reason in found.left_out.items():
         print(f"shape {shape}: left out, {reason}")
     over = f"over {counted(len(found.shapes), 'shape')}"

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from rooflane.eval.commands.output import AsJson, RulesFile, console, find_shapes, print_table, report_kept_profile
+from rooflane.eval.commands.output import AsJson, RulesFile, console, find_shapes, report_kept_profile
+from rooflane.eval.report.table import Table, print_table
 
 if TYPE_CHECKING:
     from rooflane.eval.submit import Submission, SubmitEvent
@@ -109,7 +110,8 @@ def _finish(submission: Submission, as_json: bool) -> None:
     if as_json:
         print(render_json(summary))
     else:
-        print_table("As the organiser's script prints it", *submission_table(summary), left=("shape", "family"))
+        columns, rows = submission_table(summary)
+        print_table(Table("As the organiser's script prints it", columns, rows, 4), console())
     for line in remarks(summary):
         print(line, file=lines)
     print(f"rows with the raw text: {submission.folder}", file=sys.stderr)
