@@ -197,7 +197,6 @@ def read_valid(padding: Tensor | None, x: Tensor) -> Tensor | None:
 
 
 def _hidden(mask: Tensor) -> Tensor:
-    """Return a PyTorch mask as bool, True = hidden."""
     if mask.dtype == torch.bool:
         return mask
     if not mask.is_floating_point():

@@ -96,7 +96,6 @@ def stress_record(audit: Audit) -> dict[str, Any]:
 
 
 def _show(audit: Audit) -> None:
-    """Print one table a shape, and what follows from them."""
     out, conditions = console(), [*audit.always, *audit.stresses, *audit.asked]
     for shape, findings in groupby(audit.findings, key=lambda finding: finding.shape):
         rows: dict[str, dict[str, str]] = {}
@@ -134,7 +133,6 @@ def _parts(conditions: list[str], rows: dict[str, dict[str, str]]) -> list[list[
 
 
 def _said(faults: list[Fault]) -> str:
-    """Return faults in words."""
     found = _by_ablation(faults)
     return "; ".join(f"{name} ({', '.join(shapes)})" for name, shapes in found.items()) or "nothing"
 

@@ -65,7 +65,6 @@ def probe_command(
 
 
 def _print_profile(profile: Profile) -> None:
-    """Print the figures, then each source once with the figures it belongs to."""
     figures = profile.figures()
     rows = [(field, f"{figure.value:.5g} {figure.unit}", figure.mark) for field, figure in figures.items()]
     print_table(Table(f"{profile.name}: {profile.title}", ("limit", "value", "mark"), rows, 3), console())
@@ -116,7 +115,6 @@ def profile_command(
 
 
 def _print_forward(measured: ForwardProfile) -> None:
-    """Print the operations, longest first, and what they add up to."""
     rows = []
     for operation in sorted(measured.operations, key=lambda operation: operation.seconds, reverse=True):
         roof = operation.roof(measured.profile, measured.shape.dtype)
@@ -169,7 +167,6 @@ def doctor_command(as_json: AsJson = False) -> None:
 
 
 def _print_findings(findings: list[Finding]) -> None:
-    """Print a line for each finding, and under each that is not ok what to do about it."""
     screen, widest = console(), max(len(finding.topic) for finding in findings)
     for finding in findings:
         head = f"{finding.topic:<{widest}}  {finding.status:<7}  "

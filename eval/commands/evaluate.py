@@ -184,7 +184,6 @@ def _prepare_profile(profile: str, device: str) -> None:
 
 
 def _finish(run: Run, require: Require, accept_contract: bool, details: bool, as_json: bool) -> None:
-    """Print the result, the problems and how to go on; write the report; leave with the run's exit status."""
     from rooflane.eval import ExitCode, render_json, render_markdown, render_terminal
 
     summary = run.summary()

@@ -112,13 +112,11 @@ def route_command(
 
 
 def _details(found: Route, device: Profile) -> str:
-    """Return the choice, every rejection, and how the family runs the shape."""
     lines = load_families()[found.family].explain(found.shape, device)
     return "\n".join([found.explain(), *(f"  kernel    {line}" for line in lines)])
 
 
 def _print_routes(routes: list[Route], device: str) -> None:
-    """Print one line a shape, and how many shapes each family serves."""
     rows = [
         (
             item.shape.id,

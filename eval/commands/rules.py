@@ -132,14 +132,12 @@ def explain_command(
 
 
 def _shapes(text: str, only: list[str]) -> list[Shape]:
-    """Return the shapes of a file, or the published shape of that id."""
     if not only and not Path(text).suffix and not Path(text).exists():
         return find_shapes(PUBLISHED, [text])
     return find_shapes(text, only)
 
 
 def _explain(shape: Shape, device: Profile, table: RuleTable) -> dict[str, object]:
-    """Return one shape's verdicts, by rule, and where each rule comes from."""
     known = facts(shape, device, classify(shape, device))
     try:
         chosen = route(shape, device, table).rule.name
@@ -221,13 +219,11 @@ def new_command(
 
 
 def _own_table() -> Path:
-    """Return the user's table in force, or where a first one goes."""
     found, _ = find_user_table(None)
     return Path(DEFAULT_FILE) if found is None or found == SHIPPED_RULES else found
 
 
 def _ask(question: str, read: Callable[[str], Any]) -> Any:
-    """Ask until the input can be read; print each time why it could not."""
     while True:
         try:
             return read(typer.prompt(question))
@@ -236,7 +232,6 @@ def _ask(question: str, read: Callable[[str], Any]) -> Any:
 
 
 def _ask_when() -> dict[str, Any]:
-    """Ask for conditions, one a line, until an empty one."""
     print(f"conditions such as seq_len<=128 or regime=launch, one a line, an empty line ends; on {', '.join(FIELDS)}")
     given: list[str] = []
 

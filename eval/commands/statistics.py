@@ -83,7 +83,6 @@ def plan_command(
 
 
 def _by_machine(nulls: list[NullResult]) -> dict[str, list[NullResult]]:
-    """Return nulls by machine and software, those without a spread left out."""
     found: dict[str, list[NullResult]] = {}
     for null in nulls:
         if null.sd is not None:
@@ -129,7 +128,6 @@ def price_command(
 
 
 def _calls(mix: list[str]) -> dict[str, float]:
-    """Return how often a mix has each shape."""
     calls = {}
     for text in mix:
         name, separator, count = text.partition("=")

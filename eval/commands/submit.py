@@ -102,7 +102,6 @@ def _refuse_with_resume(context: typer.Context) -> None:
 
 
 def _finish(submission: Submission, as_json: bool) -> None:
-    """Show the submission and leave with its exit status."""
     from rooflane.eval.submit.submission import remarks, render_json, submission_table, summarise_submission
 
     summary = summarise_submission(submission)

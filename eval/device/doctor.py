@@ -67,7 +67,6 @@ def _installed(name: str) -> str | None:
 def _present(
     topic: str, found: str | None, remedy: str, lacking: str = "not installed", status: str = "missing"
 ) -> Finding:
-    """Return an ok finding that holds what was found, or the finding of its absence."""
     return Finding(topic, "ok", found) if found else Finding(topic, status, lacking, remedy)
 
 
@@ -113,7 +112,6 @@ def _devices() -> list[Finding]:
 
 
 def _gpu(nvml, index: int) -> Finding:
-    """Report one GPU: name, memory, clocks and who else computes on it."""
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
 
     def memory() -> str:
@@ -161,7 +159,6 @@ def _torch_cuda(driver_gpus: int) -> list[Finding]:
 
 
 def _compilers() -> list[Finding]:
-    """Report the compilers: C++ with ninja for torch.compile and the call path, NVRTC for the CUDA C++ kernels."""
     header = python_header()
     remedy = "install them (Debian: apt-get install python3-dev); Triton and the C++ call path need them"
     found = str(header) if header.exists() else None
@@ -183,7 +180,6 @@ def _compilers() -> list[Finding]:
 
 
 def _cpp_compiler() -> Finding:
-    """Report the C++ compiler by giving it a line to compile."""
     topic = "c++ compiler"
     try:
         command = host_compiler()
@@ -218,7 +214,6 @@ def _first_line(command: str, *arguments: str) -> str:
 
 
 def _origins() -> list[Finding]:
-    """Report where each rooflane package is imported from; all must lie in one place."""
     origins: dict[str, Path | None] = {}
     for package in PACKAGES:
         spec = importlib.util.find_spec(f"rooflane.{package}")

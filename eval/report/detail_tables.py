@@ -225,7 +225,6 @@ def finding_table(summary: Summary) -> Table:
 
 
 def _calls(value: float | None) -> str:
-    """Return after how many calls a set-up is paid back."""
     return NONE if value is None else "never" if math.isinf(value) else f"{value:,.0f}"
 
 

@@ -139,8 +139,6 @@ def update_between_markers(path: str | Path, name: str, text: str) -> bool:
 
 
 def _markdown(table: Table) -> str:
-    """Return a table in Markdown."""
-
     def line(cells: tuple[str, ...]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 

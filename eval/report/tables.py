@@ -284,13 +284,11 @@ def _headline_details(headline: Headline) -> list[str]:
 
 
 def _times(row: ShapeRow, cell: Cell) -> tuple[str, str]:
-    """Return eager's and the candidate's time; eager's own where the two were not paired."""
     eager, candidate = time_columns(cell)
     return number(row.eager.event_ms.centre, 4) if eager == NONE else eager, candidate
 
 
 def _regimes(row: ShapeRow) -> str:
-    """Return the predicted regime, and the measured one where it differs."""
     text = row.regime + ("~" if row.borderline else "")
     return text if row.measured_regime in (None, row.regime) else f"{text}, {row.measured_regime}"
 
@@ -303,5 +301,4 @@ def _control(cell: Cell) -> str:
 
 
 def _bytes(count: int | None) -> str:
-    """Return bytes in the unit that fits, a dash where they are not known."""
     return NONE if count is None else size(count)

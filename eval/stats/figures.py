@@ -336,7 +336,6 @@ class Summary:
         }
 
     def _cells(self, kinds: tuple[str, ...]) -> list[tuple[ShapeRow, Cell]]:
-        """Return the cells of some kinds of arm."""
         return [(row, cell) for row in self.rows for cell in row.cells.values() if cell.kind in kinds]
 
 

@@ -105,7 +105,6 @@ def penalised(counted: Sequence[ShapeRow], candidate: str, found: Estimate) -> I
 
 
 def _mix(measured: Measured, candidate: str, counted: Sequence[ShapeRow]) -> Interval | None:
-    """Return the candidate's tokens per second over one call of each shape that counts."""
     seconds, tokens = {}, {}
     for row in counted:
         name = row.shape.id

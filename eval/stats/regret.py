@@ -162,7 +162,6 @@ def _best_of_others(logs: DataFrame) -> Series:
 
 
 def _picked(logs: DataFrame, arms: Series) -> Series:
-    """Return each process's value of the arm named for it."""
     return logs.stack().loc[list(arms.items())].droplevel(1)
 
 
@@ -176,7 +175,6 @@ def _by_reason(left_out: dict[str, str]) -> dict[str, str]:
 
 
 def _why_not(family: str, rule: str, choice: str | None, measured: Sequence[str]) -> str:
-    """Return why a shape has no regret."""
     have = ", ".join(measured) or "none"
     if choice is None:
         return (

@@ -88,7 +88,6 @@ def campaign_nulls(meta: RunMeta, records: Iterable[Record], process_s: float | 
 
 
 def _shape_row(measured: Measured, shape: Shape) -> ShapeRow:
-    """Return one shape's row, before anything is judged over all shapes."""
     classification = measured.meta.prediction(shape.id).classification
     names = [*measured.meta.planned(0, shape.id)]
     if measured.rows(shape.id, REFERENCE):

@@ -135,7 +135,6 @@ def explain_end(returncode: int, out: str, err: str, candidate_files: tuple[str,
 
 
 def _accuracy(text: str) -> Accuracy:
-    """Return the accuracy section, its trials checked against its summary."""
     summary = _one(_SUMMARY, text, "the accuracy summary")
     if summary is None:
         raise UnreadableError("the line `summary: ...` of the accuracy check is missing")

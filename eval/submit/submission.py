@@ -255,7 +255,6 @@ def remarks(summary: SubmitSummary) -> Iterator[str]:
 
 
 def _shape_figures(shape: Shape, family: str, rows: Sequence[SubmitRow]) -> ShapeFigures:
-    """Return one shape's figures; the outcome and reason are those of its worst run."""
     if not rows:
         return ShapeFigures(shape, "missing", "not run yet", False, 0, family)
     worst = max(rows, key=lambda row: (not row.expected, SEVERITY.index(row.outcome)))
@@ -286,7 +285,6 @@ def _plain(row: ShapeFigures) -> dict[str, Any]:
 
 
 def _range(values: Sequence[float], digits: int, unit: str = "") -> str:
-    """Return the median, and the range where there are several values."""
     if not values:
         return NONE
     text = f"{median(values):.{digits}g}{unit}"
