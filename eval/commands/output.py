@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -54,6 +54,13 @@ def console(stderr: bool = False) -> Console:
 def print_json(value: Any) -> None:
     """Print a value as indented JSON."""
     print(json.dumps(value, indent=2))
+
+
+def refuse_beside_resume(context: typer.Context, allowed: Container[str], why: str) -> None:
+    """Refuse the options that have no effect beside --resume: all that were given, except the allowed ones."""
+    given = [name for name in context.params if context.get_parameter_source(name).name == "COMMANDLINE"]
+    if names := ", ".join(name.replace("_", "-") for name in given if name not in allowed):
+        raise typer.BadParameter(f"--resume {why}; leave out: {names}", context)
 
 
 def find_profile(name: str, kind: str | None = None) -> Profile:

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from rooflane.eval.commands.output import AsJson, RulesFile, console, find_shapes, report_kept_profile
+from rooflane.eval.commands.output import (
+    AsJson,
+    RulesFile,
+    console,
+    find_shapes,
+    refuse_beside_resume,
+    report_kept_profile,
+)
 from rooflane.eval.report.table import Table, print_table
 
 if TYPE_CHECKING:
@@ -56,7 +63,7 @@ def submit_command(
     from rooflane.eval.submit import resume_submission, submit
 
     if resume is not None:
-        _refuse_with_resume(context)
+        refuse_beside_resume(context, RESUME_OPTIONS, "keeps the submission's own settings")
     elif organiser is None:
         raise typer.BadParameter("name the organiser's script: --organiser PATH", context)
     if resume is not None:
@@ -87,18 +94,6 @@ def submit_command(
                 on_event=on_event,
             )
     _finish(submission, as_json)
-
-
-def _refuse_with_resume(context: typer.Context) -> None:
-    """Refuse options that would have no effect: a resumed submission keeps its settings."""
-    given = [
-        name
-        for name in context.params
-        if name not in RESUME_OPTIONS and context.get_parameter_source(name).name == "COMMANDLINE"
-    ]
-    if given:
-        names = ", ".join(name.replace("_", "-") for name in given)
-        raise typer.BadParameter(f"--resume keeps the submission's own settings; leave out: {names}", context)
 
 
 def _finish(submission: Submission, as_json: bool) -> None:
