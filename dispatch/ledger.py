@@ -183,10 +183,7 @@ def _scores_to_context(shape: Shape, layer: int, masked: bool) -> list[Op]:
     elements = _score_elements(shape)
     scores = elements * b
     square = shape.seq_len**2 * BOOL_BYTES
-    product = {
-        "flops": 2 * elements * shape.head_dim,
-        "bytes": 2 * shape.tokens * shape.d_model * b + scores,
-    }
+    product = {"flops": 2 * elements * shape.head_dim, "bytes": 2 * shape.tokens * shape.d_model * b + scores}
     split = _pieces(scores)
     ops = [
         Op("scores", part, "matmul", layer, **product),

@@ -11,15 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rooflane.dispatch.rules import (
-    FIELDS,
-    Condition,
-    LintFinding,
-    Rule,
-    RuleTable,
-    corner_values,
-    parse_condition,
-)
+from rooflane.dispatch.rules import FIELDS, Condition, LintFinding, Rule, RuleTable, corner_values, parse_condition
 from rooflane.dispatch.toml_source import complaints
 from rooflane.families import FamilySpec, registry
 from rooflane.families.spec import option_fault

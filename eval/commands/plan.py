@@ -62,19 +62,7 @@ def classify_command(
         f"{device.title}: {device.eager_dispatch.value:g} us an eager operation ({device.eager_dispatch.mark}), "
         f"{device.memory.value:g} GB"
     )
-    names = (
-        "id",
-        "shape",
-        "regime",
-        "margin",
-        "ops",
-        "launch",
-        "compute",
-        "bandwidth",
-        "break-even",
-        "peak",
-        "eager",
-    )
+    names = ("id", "shape", "regime", "margin", "ops", "launch", "compute", "bandwidth", "break-even", "peak", "eager")
     optional = ("shape", "break-even", "ops", "peak")
     print_table(Table(title, names, rows, 3, optional=optional), console())
 

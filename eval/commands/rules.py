@@ -214,7 +214,7 @@ def new_command(
     if find_user_table(None)[0] != path:
         console(stderr=True).print(
             f"to use it: --rules {path}, or ROOFLANE_RULES={path}, or in pyproject.toml [tool.rooflane] rules = "
-            f'"{path}"',
+            f'"{path}"'
         )
 
 

@@ -7,14 +7,7 @@ from collections import Counter
 
 from rooflane.eval.record.records import COPY_PREFIX, TILE
 from rooflane.eval.report.table import NONE, Table, grouped, interval, number, percent, price, ratio, spread, times
-from rooflane.eval.stats.figures import (
-    COLUMNS,
-    JUDGED_KINDS,
-    LAUNCH_SHARE,
-    NULL,
-    AccuracyLine,
-    Summary,
-)
+from rooflane.eval.stats.figures import COLUMNS, JUDGED_KINDS, LAUNCH_SHARE, NULL, AccuracyLine, Summary
 
 
 def verdict_table(summary: Summary, candidate: str) -> Table:

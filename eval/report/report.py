@@ -9,16 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.report.render import render
-from rooflane.eval.report.table import (
-    NONE,
-    Table,
-    grouped,
-    interval,
-    number,
-    print_table,
-    print_text,
-    ratio_columns,
-)
+from rooflane.eval.report.table import NONE, Table, grouped, interval, number, print_table, print_text, ratio_columns
 from rooflane.eval.report.tables import (
     all_tables,
     conditions,

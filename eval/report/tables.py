@@ -12,17 +12,7 @@ from rooflane.eval.report.detail_tables import (
     state_table,
     verdict_table,
 )
-from rooflane.eval.report.table import (
-    NONE,
-    Table,
-    grouped,
-    interval,
-    number,
-    percent,
-    price,
-    time_columns,
-    times,
-)
+from rooflane.eval.report.table import NONE, Table, grouped, interval, number, percent, price, time_columns, times
 from rooflane.eval.stats.figures import NULL, Cell, Headline, ShapeRow, Summary
 from rooflane.eval.stats.verdict import Verdict
 
