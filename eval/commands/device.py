@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -159,7 +160,7 @@ def doctor_command(as_json: AsJson = False) -> None:
 
     findings = examine()
     if as_json:
-        print_json([finding.as_dict() for finding in findings])
+        print_json(list(map(asdict, findings)))
     else:
         _print_findings(findings)
     if any(finding.status == "missing" for finding in findings):

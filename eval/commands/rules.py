@@ -70,7 +70,9 @@ def list_command(rules: RulesFile = None, as_json: AsJson = False) -> None:
 def _print_rules(table: RuleTable, errors: list[str]) -> None:
     rows = []
     for index, rule in enumerate(table.rules):
-        when = [f"{name} {_condition(raw)}" for name, raw in rule.when.items()]
+        when = [
+            f"{name} {'' if isinstance(raw, dict) else '= '}{show_condition(raw)}" for name, raw in rule.when.items()
+        ]
         options = "".join(f" {name}={value}" for name, value in rule.options.items())
         rows.append((rule.name, ", ".join(when) or "always", rule.family + options, rule.because, table.place(index)))
     columns = ("rule", "when", "family", "because", "from")
@@ -79,10 +81,6 @@ def _print_rules(table: RuleTable, errors: list[str]) -> None:
         print(f"error: {error}")
     if table.left_out:
         print(f"shipped rules out of use, a row of their name stands above: {', '.join(table.left_out)}")
-
-
-def _condition(raw: object) -> str:
-    return show_condition(raw) if isinstance(raw, dict) else f"= {show_condition(raw)}"
 
 
 @app.command("check")

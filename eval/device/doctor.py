@@ -7,7 +7,7 @@ import importlib.util
 import platform
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -27,10 +27,6 @@ class Finding:
     status: str
     detail: str
     remedy: str = ""
-
-    def as_dict(self) -> dict[str, str]:
-        """Return the finding as plain values, the form JSON output carries."""
-        return asdict(self)
 
 
 def examine() -> list[Finding]:
