@@ -136,7 +136,6 @@ class Dispatched(nn.Module):
                 self._built.put(key, self._build(key))
 
     def _check(self, shape: Shape, dtype: torch.dtype) -> None:
-        """Refuse a shape that is not one of the module's."""
         for name in (field.name for field in fields(Sizes) if field.name != "final_norm"):
             own = getattr(self._sizes, name)
             if own is not None and own != getattr(shape, name):
@@ -188,7 +187,6 @@ class Dispatched(nn.Module):
             warnings.warn(f"this call runs the module's own forward: {obstacle}", stacklevel=6)
 
     def _find(self, x: Tensor, valid: Tensor | None, causal: bool) -> Any:
-        """Return the forward that takes the call; raises `Unserved` when none does."""
         if x.dim() != 3 or x.is_nested:
             raise Unserved("shape", "x is no plain [batch, sequence, width] tensor, which every family takes")
         if torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in self._model.parameters())):
@@ -227,7 +225,6 @@ class Dispatched(nn.Module):
         return entry
 
     def _call_text(self, key: Key) -> str:
-        """Return the shape of x, and whether the call is causal where the module leaves that open."""
         how = "" if self._sizes.causal is not None else " causal" if key[2] else " not causal"
         return f"{(*key[:2], self._sizes.d_model)}{how}"
 
@@ -244,7 +241,6 @@ class Dispatched(nn.Module):
         self._settle(weight)
 
     def _settle(self, weight: Tensor) -> None:
-        """Note where and in what dtype the forwards are built."""
         self._device, self._dtype = weight.device, weight.dtype
 
     def _route(self, shape: Shape, device: torch.device) -> Route:
@@ -253,7 +249,6 @@ class Dispatched(nn.Module):
         return route(shape, profile, self._request.rules, final_norm=self._sizes.final_norm)
 
     def _build(self, key: Key) -> Built:
-        """Route and build a shape where the weights are now."""
         shape = self._asked.get(key) or self.shape_of(torch.empty(*key[:2], 0, dtype=self._dtype), key[2])
         shape = replace(shape, dtype=DTYPE_NAMES[self._dtype])
         chosen = self._route(shape, self._device)
@@ -265,7 +260,6 @@ class Dispatched(nn.Module):
         return Built(forward, chosen)
 
     def _forget(self) -> None:
-        """Drop the built forwards; the next call builds where the weights are then."""
         self._built = BuiltForwards(self._request.cache_size)
         self._device: torch.device | None = None
         self._dtype: torch.dtype | None = None

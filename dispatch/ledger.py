@@ -132,7 +132,6 @@ def _pieces(largest_bytes: int) -> int:
 
 
 def _linear(shape: Shape, layer: int, name: str, part: str, inputs: int, outputs: int) -> Op:
-    """Return one GEMM with bias, [T, inputs] x [inputs, outputs]."""
     elements = shape.tokens * (inputs + outputs) + inputs * outputs + outputs
     flops = 2 * shape.tokens * inputs * outputs
     return Op(name, part, "matmul", layer, flops=flops, bytes=elements * shape.dtype_bytes)
@@ -154,7 +153,6 @@ def _token_fill(shape: Shape, layer: int | None, name: str) -> list[Op]:
 
 
 def _masked_fill(name: str, part: str, layer: int | None, tensor_bytes: int, mask_bytes: int) -> list[Op]:
-    """Return an out-of-place fill: a copy of the tensor, then a fill in place."""
     moved = 2 * tensor_bytes
     return [
         Op(f"{name}.copy", part, "memcpy", layer, bytes=moved),
@@ -185,10 +183,7 @@ def _scores_to_context(shape: Shape, layer: int, masked: bool) -> list[Op]:
     elements = _score_elements(shape)
     scores = elements * b
     square = shape.seq_len**2 * BOOL_BYTES
-    product = {
-        "flops": 2 * elements * shape.head_dim,
-        "bytes": 2 * shape.tokens * shape.d_model * b + scores,
-    }
+    product = {"flops": 2 * elements * shape.head_dim, "bytes": 2 * shape.tokens * shape.d_model * b + scores}
     split = _pieces(scores)
     ops = [
         Op("scores", part, "matmul", layer, **product),

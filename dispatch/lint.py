@@ -11,15 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rooflane.dispatch.rules import (
-    FIELDS,
-    Condition,
-    LintFinding,
-    Rule,
-    RuleTable,
-    corner_values,
-    parse_condition,
-)
+from rooflane.dispatch.rules import FIELDS, Condition, LintFinding, Rule, RuleTable, corner_values, parse_condition
 from rooflane.dispatch.toml_source import complaints
 from rooflane.families import FamilySpec, registry
 from rooflane.families.spec import option_fault
@@ -104,14 +96,12 @@ def _condition_faults(when: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _row_errors(rule: Rule, earlier: Sequence[Rule], families: dict[str, FamilySpec]) -> Iterator[tuple[str, str]]:
-    """Yield the errors of a row as (kind, end of the sentence)."""
     if any(rule.name == other.name for other in earlier):
         yield "duplicate-name", "has the name of an earlier row; give it its own"
     yield from _family_errors(rule.family, rule.options, families)
 
 
 def _family_errors(family: str, options: dict[str, Any], families: dict[str, FamilySpec]) -> Iterator[tuple[str, str]]:
-    """Yield an unknown family, or the options that a family does not take."""
     if family not in families:
         meant = _closest(family, families)
         hint = f", did you mean {meant!r}?" if meant else ";"
@@ -204,7 +194,6 @@ def _covers(wide: Rule, narrow: Rule) -> bool:
 
 
 def _shared_values(first: Rule, second: Rule) -> dict[str, list[Any]] | None:
-    """Return, for each field that both rows name, the corner values they both take; None where a field has none."""
     shared = {}
     for name in first.conditions.keys() & second.conditions.keys():
         asked = (first.conditions[name], second.conditions[name])
@@ -249,7 +238,6 @@ def _touch(name: str, first: Rule, second: Rule, shared: Sequence[Any]) -> bool:
 
 
 def _missing_end(table: RuleTable) -> Iterator[LintFinding]:
-    """Yield the lack of a catch-all at the end of a table that stands alone."""
     if len(table.layers()) == 2:
         return
     unread = {fault.where for fault in table.faults}

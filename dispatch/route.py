@@ -129,7 +129,6 @@ def refusal(
 
 
 def _passed_over(spec: FamilySpec, shape: Shape, profile: Profile, rule: Rule, final_norm: bool) -> Rejection:
-    """Return why a family other than the chosen one does not serve."""
     reason = refusal(spec, shape, profile, {}, final_norm=final_norm)
     if reason is None:
         cost = _cost(spec.predict_s(shape, profile), spec.peak_bytes(shape, profile))

@@ -118,7 +118,6 @@ def _over_shipped(table: RuleTable) -> RuleTable:
 
 
 def _parse(text: str, path: Path, source: str) -> tuple[RuleTable, bool]:
-    """Return one file's rows, and whether they stand alone."""
     data = parse_toml(text, path, RuleError)
     rows, alone = data.pop("rule", []), data.pop("replace", False)
     if data:

@@ -65,7 +65,6 @@ class DispatchedBlocks(Dispatched):
 
 
 def _describe(model: nn.Module, mapping: BlockMapping) -> Sizes:
-    """Check the blocks one by one and return their common sizes."""
     norms: dict[str, nn.Module] = {}
     found = []
     blocks = blocks_of(model, mapping)

@@ -12,15 +12,7 @@ from torch.nn import functional
 from rooflane.baseline import TransformerConfig
 from rooflane.dispatch.adapters.blocks import StackView
 from rooflane.dispatch.adapters.checks import check_activation, check_eps, check_eval, check_hooks, check_same_forward
-from rooflane.dispatch.adapters.mapping import (
-    BlockMapping,
-    Call,
-    OptimizeError,
-    Sizes,
-    Unserved,
-    WeightsAt,
-    weights_at,
-)
+from rooflane.dispatch.adapters.mapping import BlockMapping, Call, OptimizeError, Sizes, Unserved, WeightsAt, weights_at
 from rooflane.dispatch.dispatched import Dispatched
 
 _PACKED = ("self_attn.in_proj_weight", "self_attn.in_proj_bias")
@@ -197,7 +189,6 @@ def read_valid(padding: Tensor | None, x: Tensor) -> Tensor | None:
 
 
 def _hidden(mask: Tensor) -> Tensor:
-    """Return a PyTorch mask as bool, True = hidden."""
     if mask.dtype == torch.bool:
         return mask
     if not mask.is_floating_point():

@@ -180,7 +180,6 @@ def _implementation(block: nn.Module) -> str:
 
 
 def _refuse(block: nn.Module) -> str | None:
-    """Return what sets a block apart from a plain one."""
     if hasattr(block, "crossattention"):
         return "has cross attention, which no family computes"
     if _implementation(block) not in ("eager", "sdpa"):

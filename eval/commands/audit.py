@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from rooflane.eval.commands.output import AsJson, console, find_shapes, print_json, print_table
+from rooflane.eval.commands.output import AsJson, console, find_shapes, print_json
+from rooflane.eval.report.table import Table, print_table
 
 if TYPE_CHECKING:
     from rooflane.eval.check.audit import Audit, Fault
@@ -95,8 +96,7 @@ def stress_record(audit: Audit) -> dict[str, Any]:
 
 
 def _show(audit: Audit) -> None:
-    """Print one table a shape, and what follows from them."""
-    conditions = [*audit.always, *audit.stresses, *audit.asked]
+    out, conditions = console(), [*audit.always, *audit.stresses, *audit.asked]
     for shape, findings in groupby(audit.findings, key=lambda finding: finding.shape):
         rows: dict[str, dict[str, str]] = {}
         for finding in findings:
@@ -104,9 +104,9 @@ def _show(audit: Audit) -> None:
             rows.setdefault(finding.ablation, {})[finding.condition] = "same" if finding.same else use
         title = f"{shape} ({audit.shapes[shape]}): use of what each check allows, in brackets where the fault passes"
         for part in _parts(conditions, rows):
-            print_table(title, ["ablation", *part], [(name, *map(cells.get, part)) for name, cells in rows.items()])
+            figures = [(name, *map(cells.get, part)) for name, cells in rows.items()]
+            print_table(Table(title, ("ablation", *part), figures, 1), out)
             title = ""
-    out = console()
     out.print(f"Always run: {', '.join(audit.always)}. Unseen by these: {_said(audit.unseen())}.")
     for name in audit.pick():
         out.print(f"Needed: {name}, for {_said(audit.needed_for(name))}.")
@@ -133,7 +133,6 @@ def _parts(conditions: list[str], rows: dict[str, dict[str, str]]) -> list[list[
 
 
 def _said(faults: list[Fault]) -> str:
-    """Return faults in words."""
     found = _by_ablation(faults)
     return "; ".join(f"{name} ({', '.join(shapes)})" for name, shapes in found.items()) or "nothing"
 

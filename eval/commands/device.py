@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from rooflane.dispatch import Profile, keep_profile
 from rooflane.dispatch.device import device_at_hand
@@ -20,17 +19,16 @@ from rooflane.eval.commands.output import (
     console,
     find_shapes,
     print_json,
-    print_table,
     report_kept_profile,
 )
 from rooflane.eval.exit_codes import EvaluationError
+from rooflane.eval.report.table import Table, print_table, print_text
 
 if TYPE_CHECKING:
     from rooflane.eval.device.doctor import Finding
     from rooflane.eval.device.operations import ForwardProfile
 
 PLOT_SUFFIXES = (".svg", ".png")
-STATUS_STYLES = {"ok": "", "note": "yellow", "missing": "red"}
 
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 
@@ -68,10 +66,9 @@ def probe_command(
 
 
 def _print_profile(profile: Profile) -> None:
-    """Print the figures, then each source once with the figures it belongs to."""
     figures = profile.figures()
     rows = [(field, f"{figure.value:.5g} {figure.unit}", figure.mark) for field, figure in figures.items()]
-    print_table(f"{profile.name}: {profile.title}", ("limit", "value", "mark"), rows, left=("mark",))
+    print_table(Table(f"{profile.name}: {profile.title}", ("limit", "value", "mark"), rows, 3), console())
     fields: dict[tuple[str, str], list[str]] = {}
     for field, figure in figures.items():
         fields.setdefault((figure.mark, figure.source), []).append(field)
@@ -119,7 +116,6 @@ def profile_command(
 
 
 def _print_forward(measured: ForwardProfile) -> None:
-    """Print the operations, longest first, and what they add up to."""
     rows = []
     for operation in sorted(measured.operations, key=lambda operation: operation.seconds, reverse=True):
         roof = operation.roof(measured.profile, measured.shape.dtype)
@@ -140,8 +136,8 @@ def _print_forward(measured: ForwardProfile) -> None:
     columns = ("operation", "kind", "count", "time", "share", "GFLOP", "MB", "TFLOP/s", "TB/s", "roof")
     shape = measured.shape
     title = f"{measured.arm} forward of shape {shape.id} ({shape.label()}) on {measured.profile.title}"
-    drop = ("kind", "GFLOP", "MB", "TB/s", "TFLOP/s")
-    print_table(title, columns, rows, left=("kind",), drop=drop)
+    optional = ("kind", "GFLOP", "MB", "TB/s", "TFLOP/s")
+    print_table(Table(title, columns, rows, 2, optional=optional), console())
     useful, wall = measured.baseline_flops, measured.wall_s
     lines = [
         f"{measured.kernels} operations and {measured.copies} device-to-device copies are busy for "
@@ -164,7 +160,7 @@ def doctor_command(as_json: AsJson = False) -> None:
 
     findings = examine()
     if as_json:
-        print_json([finding.as_dict() for finding in findings])
+        print_json(list(map(asdict, findings)))
     else:
         _print_findings(findings)
     if any(finding.status == "missing" for finding in findings):
@@ -172,12 +168,9 @@ def doctor_command(as_json: AsJson = False) -> None:
 
 
 def _print_findings(findings: list[Finding]) -> None:
-    """Print a line for each finding, and under each that is not ok what to do about it."""
-    table = Table.grid(padding=(0, 2))
-    for wraps in (False, False, True):
-        table.add_column(no_wrap=not wraps, overflow="fold")
+    screen, widest = console(), max(len(finding.topic) for finding in findings)
     for finding in findings:
-        table.add_row(finding.topic, Text(finding.status, style=STATUS_STYLES[finding.status]), finding.detail)
-        if finding.remedy:
-            table.add_row("", "", f"-> {finding.remedy}")
-    console().print(table)
+        head = f"{finding.topic:<{widest}}  {finding.status:<7}  "
+        for text in filter(None, (finding.detail, finding.remedy and f"-> {finding.remedy}")):
+            print_text(head + text, screen, indent=" " * len(head))
+            head = " " * len(head)

@@ -22,6 +22,7 @@ from rooflane.eval.commands.output import (
     RulesFile,
     console,
     find_shapes,
+    refuse_beside_resume,
     report_kept_profile,
 )
 from rooflane.eval.exit_codes import EvaluationError
@@ -106,7 +107,7 @@ def eval_command(
     from rooflane.eval.worker.candidates import parse_candidate
 
     if resume is not None:
-        _refuse_beside_resume(context)
+        refuse_beside_resume(context, RESUME_OPTIONS, "goes on with the run's own shapes and settings")
         with follow(open_run(resume).meta.shape_list()) as on_event:
             run = resume_run(resume, on_event=on_event)
         _finish(run, require, accept_contract, details, as_json)
@@ -158,20 +159,6 @@ def _check(settings: dict[str, Any], context: typer.Context) -> None:
         raise EvaluationError(f"{shown}: {error.why.replace('input should', 'it must')}") from None
 
 
-def _refuse_beside_resume(context: typer.Context) -> None:
-    """Refuse options that would have no effect: a resumed run keeps the settings it was started with."""
-    given = [
-        name
-        for name in context.params
-        if name not in RESUME_OPTIONS and context.get_parameter_source(name).name == "COMMANDLINE"
-    ]
-    if given:
-        names = ", ".join(name.replace("_", "-") for name in given)
-        raise typer.BadParameter(
-            f"--resume goes on with the run's own shapes and settings; leave out: {names}", context
-        )
-
-
 def _prepare_profile(profile: str, device: str) -> None:
     """Measure a CPU host once and keep its profile where none is named; report a kept profile."""
     from rooflane.eval.device.probe import measure_once
@@ -184,7 +171,6 @@ def _prepare_profile(profile: str, device: str) -> None:
 
 
 def _finish(run: Run, require: Require, accept_contract: bool, details: bool, as_json: bool) -> None:
-    """Print the result, the problems and how to go on; write the report; leave with the run's exit status."""
     from rooflane.eval import ExitCode, render_json, render_markdown, render_terminal
 
     summary = run.summary()

@@ -1,20 +1,16 @@
-"""What commands share: their help, the console, JSON, tables, units, and the shape file named on the command line."""
+"""What commands share: their help, the console, JSON, the profile and the shape file named on the command line."""
 
 from __future__ import annotations
 
 import inspect
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
-from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 import rooflane.shapes
 from rooflane.dispatch import Profile, load_profile
@@ -60,52 +56,11 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2))
 
 
-def print_table(
-    title: str,
-    columns: Sequence[str],
-    rows: Sequence[Sequence[str | Text]],
-    left: Sequence[str] = (),
-    drop: Sequence[str] = (),
-) -> None:
-    """Print a table: figures to the right, the columns named in `left` and the first to the left.
-
-    No cell is broken: where the table is wider than the console, the columns of `drop` are left out one by one; a
-    table that is still too wide is printed as one block of lines for each row. An empty title prints none.
-    """
-    out = console()
-    if title:
-        out.print(title, style="italic")
-    widths = [max(map(_width, cells)) for cells in zip(columns, *rows, strict=True)]
-    shown = list(range(len(columns)))
-    for name in (*drop, None):
-        if sum(widths[at] + 2 for at in shown) - 2 <= out.width:
-            break
-        if name is None:
-            _print_blocks(out, columns, rows)
-            return
-        shown.remove(columns.index(name))
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for at in shown:
-        table.add_column(columns[at], justify="left" if columns[at] in left or at == 0 else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*(row[at] for at in shown))
-    out.print(table)
-
-
-def _print_blocks(out: Console, columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> None:
-    """Print each row as its first cell, then one line for every other cell; long text wraps between words."""
-    for first, *cells in rows:
-        out.print(Text("\n") + Text(str(first), style="bold"))
-        block = Table.grid(padding=(0, 2))
-        block.add_column(no_wrap=True)
-        block.add_column()
-        for name, cell in zip(columns[1:], cells, strict=True):
-            block.add_row(f"  {name}", cell)
-        out.print(block)
-
-
-def _width(cell: str | Text) -> int:
-    return max(map(cell_len, str(cell).splitlines()), default=0)
+def refuse_beside_resume(context: typer.Context, allowed: Container[str], why: str) -> None:
+    """Refuse the options that have no effect beside --resume: all that were given, except the allowed ones."""
+    given = [name for name in context.params if context.get_parameter_source(name).name == "COMMANDLINE"]
+    if names := ", ".join(name.replace("_", "-") for name in given if name not in allowed):
+        raise typer.BadParameter(f"--resume {why}; leave out: {names}", context)
 
 
 def find_profile(name: str, kind: str | None = None) -> Profile:

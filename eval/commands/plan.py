@@ -20,8 +20,8 @@ from rooflane.eval.commands.output import (
     find_profile,
     find_shapes,
     print_json,
-    print_table,
 )
+from rooflane.eval.report.table import Table, print_table
 from rooflane.families import load_families
 
 
@@ -62,20 +62,9 @@ def classify_command(
         f"{device.title}: {device.eager_dispatch.value:g} us an eager operation ({device.eager_dispatch.mark}), "
         f"{device.memory.value:g} GB"
     )
-    columns = [
-        "id",
-        "shape",
-        "regime",
-        "margin",
-        "ops",
-        "launch",
-        "compute",
-        "bandwidth",
-        "break-even",
-        "peak",
-        "eager",
-    ]
-    print_table(title, columns, rows, left=("shape", "regime"), drop=("shape", "break-even", "ops", "peak"))
+    names = ("id", "shape", "regime", "margin", "ops", "launch", "compute", "bandwidth", "break-even", "peak", "eager")
+    optional = ("shape", "break-even", "ops", "peak")
+    print_table(Table(title, names, rows, 3, optional=optional), console())
 
 
 def route_command(
@@ -111,13 +100,11 @@ def route_command(
 
 
 def _details(found: Route, device: Profile) -> str:
-    """Return the choice, every rejection, and how the family runs the shape."""
     lines = load_families()[found.family].explain(found.shape, device)
     return "\n".join([found.explain(), *(f"  kernel    {line}" for line in lines)])
 
 
 def _print_routes(routes: list[Route], device: str) -> None:
-    """Print one line a shape, and how many shapes each family serves."""
     rows = [
         (
             item.shape.id,
@@ -130,7 +117,7 @@ def _print_routes(routes: list[Route], device: str) -> None:
         for item in routes
     ]
     columns = ("id", "shape", "regime", "rule", "family", "predicted")
-    print_table(device, columns, rows, left=columns[:-1], drop=("shape", "regime"))
+    print_table(Table(device, columns, rows, 5, optional=("shape", "regime")), console())
     served = Counter(item.family for item in routes).most_common()
     print(f"{counted(len(routes), 'shape')}: " + ", ".join(f"{count} by {family}" for family, count in served), end="")
     print("; --details shows what was rejected and why", flush=True)
@@ -162,18 +149,15 @@ def families_command(profile: ProfileName = "auto", as_json: AsJson = False, fil
     if as_json:
         print_json(rows)
         return
-    print_table(
-        f"{device.title}, shapes of {file}",
-        ("family", "serves", "what it does", "options", "why not the rest"),
-        [
-            (
-                row["family"],
-                f"{row['serves']} of {row['of']}",
-                row["summary"] + (f" (does not keep: {row['contract']})" if row["contract"] else ""),
-                "\n".join(f"{option}: {meaning}" for option, meaning in row["options"].items()) or "-",
-                "\n".join(f"{', '.join(item['shapes'])}: {item['reason']}" for item in row["refused"]) or "-",
-            )
-            for row in rows
-        ],
-        left=("what it does", "options", "why not the rest"),
-    )
+    columns = ("family", "serves", "what it does", "options", "why not the rest")
+    cells = [
+        (
+            row["family"],
+            f"{row['serves']} of {row['of']}",
+            row["summary"] + (f" (does not keep: {row['contract']})" if row["contract"] else ""),
+            "; ".join(f"{option}: {meaning}" for option, meaning in row["options"].items()) or "-",
+            "; ".join(f"{', '.join(item['shapes'])}: {item['reason']}" for item in row["refused"]) or "-",
+        )
+        for row in rows
+    ]
+    print_table(Table(f"{device.title}, shapes of {file}", columns, cells, len(columns)), console())

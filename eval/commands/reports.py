@@ -71,7 +71,6 @@ def report_command(
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file the user named."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -34,9 +34,9 @@ from rooflane.eval.commands.output import (
     find_profile,
     find_shapes,
     print_json,
-    print_table,
 )
 from rooflane.eval.exit_codes import ExitCode
+from rooflane.eval.report.table import Table, print_table
 from rooflane.families import FamilyError, get_family, load_families
 from rooflane.shapes import Shape
 
@@ -70,19 +70,17 @@ def list_command(rules: RulesFile = None, as_json: AsJson = False) -> None:
 def _print_rules(table: RuleTable, errors: list[str]) -> None:
     rows = []
     for index, rule in enumerate(table.rules):
-        when = [f"{name} {_condition(raw)}" for name, raw in rule.when.items()]
+        when = [
+            f"{name} {'' if isinstance(raw, dict) else '= '}{show_condition(raw)}" for name, raw in rule.when.items()
+        ]
         options = "".join(f" {name}={value}" for name, value in rule.options.items())
-        rows.append((rule.name, "\n".join(when) or "always", rule.family + options, rule.because, table.place(index)))
+        rows.append((rule.name, ", ".join(when) or "always", rule.family + options, rule.because, table.place(index)))
     columns = ("rule", "when", "family", "because", "from")
-    print_table(f"{table.title()} ({table.source})", columns, rows, left=columns)
+    print_table(Table(f"{table.title()} ({table.source})", columns, rows, len(columns)), console())
     for error in errors:
         print(f"error: {error}")
     if table.left_out:
         print(f"shipped rules out of use, a row of their name stands above: {', '.join(table.left_out)}")
-
-
-def _condition(raw: object) -> str:
-    return show_condition(raw) if isinstance(raw, dict) else f"= {show_condition(raw)}"
 
 
 @app.command("check")
@@ -126,21 +124,18 @@ def explain_command(
         places = found["from"]
         rows = [(name, verdict, places[name]) for name, verdict in found["rules"].items()]
         title = f"shape {found['shape']} ({found['label']}) on {device.title}"
-        columns = ("rule", "verdict", "from")
-        print_table(title, columns, rows, left=columns, drop=("from",))
+        print_table(Table(title, ("rule", "verdict", "from"), rows, 3, optional=("from",)), console())
         if found["chosen"] is None:
             console(stderr=True).print(f"shape {found['shape']}: no rule's family can serve it; see `rooflane route`")
 
 
 def _shapes(text: str, only: list[str]) -> list[Shape]:
-    """Return the shapes of a file, or the published shape of that id."""
     if not only and not Path(text).suffix and not Path(text).exists():
         return find_shapes(PUBLISHED, [text])
     return find_shapes(text, only)
 
 
 def _explain(shape: Shape, device: Profile, table: RuleTable) -> dict[str, object]:
-    """Return one shape's verdicts, by rule, and where each rule comes from."""
     known = facts(shape, device, classify(shape, device))
     try:
         chosen = route(shape, device, table).rule.name
@@ -217,18 +212,16 @@ def new_command(
     if find_user_table(None)[0] != path:
         console(stderr=True).print(
             f"to use it: --rules {path}, or ROOFLANE_RULES={path}, or in pyproject.toml [tool.rooflane] rules = "
-            f'"{path}"',
+            f'"{path}"'
         )
 
 
 def _own_table() -> Path:
-    """Return the user's table in force, or where a first one goes."""
     found, _ = find_user_table(None)
     return Path(DEFAULT_FILE) if found is None or found == SHIPPED_RULES else found
 
 
 def _ask(question: str, read: Callable[[str], Any]) -> Any:
-    """Ask until the input can be read; print each time why it could not."""
     while True:
         try:
             return read(typer.prompt(question))
@@ -237,7 +230,6 @@ def _ask(question: str, read: Callable[[str], Any]) -> Any:
 
 
 def _ask_when() -> dict[str, Any]:
-    """Ask for conditions, one a line, until an empty one."""
     print(f"conditions such as seq_len<=128 or regime=launch, one a line, an empty line ends; on {', '.join(FIELDS)}")
     given: list[str] = []
 
@@ -286,10 +278,8 @@ def regret_command(
     rows = [
         (row.shape, row.rule, row.choice, row.best, _ratio(row.regret), f"{row.apparent:.3g}x") for row in found.shapes
     ]
-    left = ("rule", "choice", "best of the others")
-    print_table(
-        f"regret of {found.rules}, run {found.run}", columns, rows, left=left, drop=("judged by itself", "rule")
-    )
+    title, optional = f"regret of {found.rules}, run {found.run}", ("judged by itself", "rule")
+    print_table(Table(title, columns, rows, 4, optional=optional), console())
     for shape, reason in found.left_out.items():
         print(f"shape {shape}: left out, {reason}")
     over = f"over {counted(len(found.shapes), 'shape')}"

@@ -33,8 +33,7 @@ def plan_command(
 ) -> None:
     """Say how many processes, and minutes, a wanted resolution takes, from the noise of null results."""
     from rooflane.eval.record.nulls import store_path
-    from rooflane.eval.report.report import print_table, print_text
-    from rooflane.eval.report.table import Table
+    from rooflane.eval.report.table import Table, print_table, print_text
     from rooflane.eval.stats.power import noise_of, parse_share, plan
     from rooflane.eval.stats.run import find_nulls
 
@@ -84,7 +83,6 @@ def plan_command(
 
 
 def _by_machine(nulls: list[NullResult]) -> dict[str, list[NullResult]]:
-    """Return nulls by machine and software, those without a spread left out."""
     found: dict[str, list[NullResult]] = {}
     for null in nulls:
         if null.sd is not None:
@@ -105,8 +103,7 @@ def price_command(
     as_json: AsJson = False,
 ) -> None:
     """Price a mix of shapes: all its valid tokens over all its time, in $ per 1e9 tokens, with interval."""
-    from rooflane.eval.report.report import print_table, print_text
-    from rooflane.eval.report.table import Table, interval, number, price
+    from rooflane.eval.report.table import Table, interval, number, price, print_table, print_text
     from rooflane.eval.stats.price import price_mix
     from rooflane.eval.stats.run import open_run
 
@@ -131,7 +128,6 @@ def price_command(
 
 
 def _calls(mix: list[str]) -> dict[str, float]:
-    """Return how often a mix has each shape."""
     calls = {}
     for text in mix:
         name, separator, count = text.partition("=")

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from rooflane.eval.commands.output import AsJson, RulesFile, console, find_shapes, print_table, report_kept_profile
+from rooflane.eval.commands.output import (
+    AsJson,
+    RulesFile,
+    console,
+    find_shapes,
+    refuse_beside_resume,
+    report_kept_profile,
+)
+from rooflane.eval.report.table import Table, print_table
 
 if TYPE_CHECKING:
     from rooflane.eval.submit import Submission, SubmitEvent
@@ -55,7 +63,7 @@ def submit_command(
     from rooflane.eval.submit import resume_submission, submit
 
     if resume is not None:
-        _refuse_with_resume(context)
+        refuse_beside_resume(context, RESUME_OPTIONS, "keeps the submission's own settings")
     elif organiser is None:
         raise typer.BadParameter("name the organiser's script: --organiser PATH", context)
     if resume is not None:
@@ -88,20 +96,7 @@ def submit_command(
     _finish(submission, as_json)
 
 
-def _refuse_with_resume(context: typer.Context) -> None:
-    """Refuse options that would have no effect: a resumed submission keeps its settings."""
-    given = [
-        name
-        for name in context.params
-        if name not in RESUME_OPTIONS and context.get_parameter_source(name).name == "COMMANDLINE"
-    ]
-    if given:
-        names = ", ".join(name.replace("_", "-") for name in given)
-        raise typer.BadParameter(f"--resume keeps the submission's own settings; leave out: {names}", context)
-
-
 def _finish(submission: Submission, as_json: bool) -> None:
-    """Show the submission and leave with its exit status."""
     from rooflane.eval.submit.submission import remarks, render_json, submission_table, summarise_submission
 
     summary = summarise_submission(submission)
@@ -109,7 +104,8 @@ def _finish(submission: Submission, as_json: bool) -> None:
     if as_json:
         print(render_json(summary))
     else:
-        print_table("As the organiser's script prints it", *submission_table(summary), left=("shape", "family"))
+        columns, rows = submission_table(summary)
+        print_table(Table("As the organiser's script prints it", columns, rows, 4), console())
     for line in remarks(summary):
         print(line, file=lines)
     print(f"rows with the raw text: {submission.folder}", file=sys.stderr)

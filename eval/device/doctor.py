@@ -7,7 +7,7 @@ import importlib.util
 import platform
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -27,10 +27,6 @@ class Finding:
     status: str
     detail: str
     remedy: str = ""
-
-    def as_dict(self) -> dict[str, str]:
-        """Return the finding as plain values, the form JSON output carries."""
-        return asdict(self)
 
 
 def examine() -> list[Finding]:
@@ -67,7 +63,6 @@ def _installed(name: str) -> str | None:
 def _present(
     topic: str, found: str | None, remedy: str, lacking: str = "not installed", status: str = "missing"
 ) -> Finding:
-    """Return an ok finding that holds what was found, or the finding of its absence."""
     return Finding(topic, "ok", found) if found else Finding(topic, status, lacking, remedy)
 
 
@@ -113,7 +108,6 @@ def _devices() -> list[Finding]:
 
 
 def _gpu(nvml, index: int) -> Finding:
-    """Report one GPU: name, memory, clocks and who else computes on it."""
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
 
     def memory() -> str:
@@ -161,7 +155,6 @@ def _torch_cuda(driver_gpus: int) -> list[Finding]:
 
 
 def _compilers() -> list[Finding]:
-    """Report the compilers: C++ with ninja for torch.compile and the call path, NVRTC for the CUDA C++ kernels."""
     header = python_header()
     remedy = "install them (Debian: apt-get install python3-dev); Triton and the C++ call path need them"
     found = str(header) if header.exists() else None
@@ -183,7 +176,6 @@ def _compilers() -> list[Finding]:
 
 
 def _cpp_compiler() -> Finding:
-    """Report the C++ compiler by giving it a line to compile."""
     topic = "c++ compiler"
     try:
         command = host_compiler()
@@ -218,7 +210,6 @@ def _first_line(command: str, *arguments: str) -> str:
 
 
 def _origins() -> list[Finding]:
-    """Report where each rooflane package is imported from; all must lie in one place."""
     origins: dict[str, Path | None] = {}
     for package in PACKAGES:
         spec = importlib.util.find_spec(f"rooflane.{package}")

@@ -32,7 +32,7 @@ Status = Literal["ok", "incorrect", "error", "oom", "unsupported", "infeasible",
 Kind = Literal["baseline", "control", "candidate", "copy", "noop", "anchor", "reference"]
 ContractClass = Literal["pure", "contract-dependent", "incorrect"]
 Key = tuple[int, str, str]
-Row = TypeVar("Row", bound=BaseModel)
+Model = TypeVar("Model", bound=BaseModel)
 
 TILE = 128
 # Upper edges of the histogram's bins, in units of the tolerance; a last bin holds what lies above 1 and fails.
@@ -298,12 +298,36 @@ def append_records(path: Path, records: Iterable[BaseModel]) -> bytes:
     return text.encode()
 
 
+def create_folder(folder: Path, page: str, meta: BaseModel, what: str) -> None:
+    """Make the folder of a new run or submission and write its page."""
+    try:
+        folder.mkdir(parents=True)
+        (folder / page).write_text(meta.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise EvaluationError(
+            f"{folder}: the {what}'s folder cannot be written ({error}); name another place"
+        ) from None
+
+
+def parse_page(path: Path, kind: type[Model], what: str) -> Model:
+    """Read the page of a run or submission; raises `OSError`, and `EvaluationError` for one of another version."""
+    try:
+        return kind.model_validate_json(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise EvaluationError(f"{path}: cannot be read ({error})") from None
+    except ValidationError as error:
+        raise EvaluationError(
+            f"{path}: not a {what} of this version ({first_problem(error, 'the file')}); read it with the rooflane "
+            "that wrote it"
+        ) from None
+
+
 def read_records(path: Path) -> list[Record]:
     """Read a record file; see `read_rows`."""
     return read_rows(path, Record)
 
 
-def read_rows(path: Path, kind: type[Row]) -> list[Row]:
+def read_rows(path: Path, kind: type[Model]) -> list[Model]:
     """Read a file of rows that have a `key`; of rows with one key the later one is kept, at the place of the first.
 
     A torn line (no newline followed it when it was written) is dropped. Raises `EvaluationError` on any other line
@@ -311,7 +335,7 @@ def read_rows(path: Path, kind: type[Row]) -> list[Row]:
     """
     if not path.exists():
         return []
-    rows: dict[Any, Row] = {}
+    rows: dict[Any, Model] = {}
     lines = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, start=1):
         if not line.strip():

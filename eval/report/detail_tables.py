@@ -7,16 +7,7 @@ from collections import Counter
 
 from rooflane.eval.record.records import COPY_PREFIX, TILE
 from rooflane.eval.report.table import NONE, Table, grouped, interval, number, percent, price, ratio, spread, times
-from rooflane.eval.stats.figures import (
-    COLUMNS,
-    JUDGED_KINDS,
-    LAUNCH_SHARE,
-    NULL,
-    AccuracyLine,
-    ShapeRow,
-    Spread,
-    Summary,
-)
+from rooflane.eval.stats.figures import COLUMNS, JUDGED_KINDS, LAUNCH_SHARE, NULL, AccuracyLine, Summary
 
 
 def verdict_table(summary: Summary, candidate: str) -> Table:
@@ -93,15 +84,14 @@ def state_table(summary: Summary, candidate: str) -> Table:
     rows = []
     for row in summary.rows:
         cell = row.cells[candidate]
-        states = (cell.harness_ms, cell.cold_ms, cell.rotating_ms)
+        states, eager = ((side.harness_ms, side.cold_ms, side.rotating_ms) for side in (cell, row.eager))
         if cell.event_ms is None or not any(states):
             continue
         rows.append(
             (
                 row.shape.id,
                 number(cell.event_ms.centre),
-                *(number(state and state.centre) for state in states),
-                *(number(state and state.centre) for state in _eager_states(row)),
+                *(number(state and state.centre) for state in (*states, *eager)),
                 f"{times(cell.dividend)}x" if cell.dividend else NONE,
                 cell.contract_class or NONE,
             )
@@ -225,10 +215,4 @@ def finding_table(summary: Summary) -> Table:
 
 
 def _calls(value: float | None) -> str:
-    """Return after how many calls a set-up is paid back."""
     return NONE if value is None else "never" if math.isinf(value) else f"{value:,.0f}"
-
-
-def _eager_states(row: ShapeRow) -> tuple[Spread | None, ...]:
-    """Return eager's states beside the headline's."""
-    return row.eager.harness_ms, row.eager.cold_ms, row.eager.rotating_ms

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.report.render import render
-from rooflane.eval.report.table import NONE, Table, grouped, interval, number, ratio_columns, terminal_lines, wrap
+from rooflane.eval.report.table import NONE, Table, grouped, interval, number, print_table, print_text, ratio_columns
 from rooflane.eval.report.tables import (
     all_tables,
     conditions,
@@ -129,26 +129,7 @@ def update_between_markers(path: str | Path, name: str, text: str) -> bool:
     return True
 
 
-def print_table(table: Table, console: Console) -> None:
-    """Print a table that fits the console, and a blank line after it; brackets in its cells are text."""
-    for index, line in enumerate(terminal_lines(table, console.width)):
-        _print_line(line, console, "bold" if index == 0 else "")
-    console.print()
-
-
-def print_text(text: str, console: Console, style: str = "") -> None:
-    """Print text broken between words to the width of the console."""
-    for line in wrap(text, console.width, "  "):
-        _print_line(line, console, style)
-
-
-def _print_line(line: str, console: Console, style: str) -> None:
-    console.print(line, style=style, markup=False, highlight=False, emoji=False, soft_wrap=True)
-
-
 def _markdown(table: Table) -> str:
-    """Return a table in Markdown."""
-
     def line(cells: tuple[str, ...]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 

@@ -6,9 +6,15 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from rooflane.eval.stats.estimator import Interval
-from rooflane.eval.stats.figures import Cell, Spread
+from rich.cells import cell_len
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from rooflane.eval.stats.estimator import Interval
+    from rooflane.eval.stats.figures import Cell, Spread
 
 NONE = "-"
 GAP = "  "
@@ -29,7 +35,7 @@ class Table:
 
     title: str
     columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    rows: Sequence[tuple[str, ...]]
     left: int
     note: str = ""
     optional: tuple[str, ...] = ()
@@ -63,6 +69,23 @@ def terminal_lines(table: Table, width: int) -> list[str]:
     if dropped:
         note.append(f"not shown at this width: {', '.join(dropped)}")
     return [*wrap(table.title, width), *body, *wrap("; ".join(note), width)]
+
+
+def print_table(table: Table, console: Console) -> None:
+    """Print a table that fits the console, and a blank line after it; brackets in its cells are text."""
+    for index, line in enumerate(terminal_lines(table, console.width)):
+        _print_line(line, console, "bold" if index == 0 else "")
+    console.print()
+
+
+def print_text(text: str, console: Console, style: str = "", indent: str = GAP) -> None:
+    """Print text broken between words to the width of the console; later lines are indented."""
+    for line in wrap(text, console.width, indent):
+        _print_line(line, console, style)
+
+
+def _print_line(line: str, console: Console, style: str) -> None:
+    console.print(line, style=style, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
 def wrap(text: str, width: int, indent: str = "") -> list[str]:
@@ -180,21 +203,14 @@ def _decimals(value: Interval) -> int:
 
 
 def _widths(table: Table) -> list[int]:
-    """Return the width of each column in terminal cells."""
-    from rich.cells import cell_len
-
     return [max(map(cell_len, column)) for column in zip(table.columns, *table.rows, strict=True)]
 
 
 def _width(table: Table) -> int:
-    """Return the width of a table in terminal cells."""
     return sum(_widths(table)) + len(GAP) * (len(table.columns) - 1)
 
 
 def _grid(table: Table) -> Iterator[str]:
-    """Return the lines of a table, one a row."""
-    from rich.cells import cell_len
-
     widths = _widths(table)
 
     def line(cells: Iterable[str]) -> str:
@@ -210,23 +226,23 @@ def _grid(table: Table) -> Iterator[str]:
 
 
 def _stack(table: Table, width: int) -> Iterator[str]:
-    """Return the lines of a table with each row as `column value` parts, as many on a line as fit."""
-    from rich.cells import cell_len
+    """Return the lines of a table with each row as `column value` parts, as many on a line as fit.
 
+    Only a part that is itself wider than a line is wrapped, between words.
+    """
     for row in table.rows:
         line = ""
         for name, cell in zip(table.columns, row, strict=True):
             part = f"{name} {cell}".strip()
             joined = f"{line}{GAP}{part}" if line.strip() else line + part
             if line.strip() and cell_len(joined) > width:
-                yield line
+                yield from wrap(line, width, GAP * 2)
                 joined = GAP + part
             line = joined
-        yield line
+        yield from wrap(line, width, GAP * 2)
 
 
 def _prose(table: Table, width: int) -> Iterator[str]:
-    """Return the lines of a table whose last column holds sentences."""
     for *cells, text in table.rows:
         head = ", ".join(f"{name} {cell}" for name, cell in zip(table.columns, cells, strict=False))
         yield from wrap(f"{head}: {text}", width, GAP)

@@ -12,17 +12,7 @@ from rooflane.eval.report.detail_tables import (
     state_table,
     verdict_table,
 )
-from rooflane.eval.report.table import (
-    NONE,
-    Table,
-    grouped,
-    interval,
-    number,
-    percent,
-    price,
-    time_columns,
-    times,
-)
+from rooflane.eval.report.table import NONE, Table, grouped, interval, number, percent, price, time_columns, times
 from rooflane.eval.stats.figures import NULL, Cell, Headline, ShapeRow, Summary
 from rooflane.eval.stats.verdict import Verdict
 
@@ -284,13 +274,11 @@ def _headline_details(headline: Headline) -> list[str]:
 
 
 def _times(row: ShapeRow, cell: Cell) -> tuple[str, str]:
-    """Return eager's and the candidate's time; eager's own where the two were not paired."""
     eager, candidate = time_columns(cell)
     return number(row.eager.event_ms.centre, 4) if eager == NONE else eager, candidate
 
 
 def _regimes(row: ShapeRow) -> str:
-    """Return the predicted regime, and the measured one where it differs."""
     text = row.regime + ("~" if row.borderline else "")
     return text if row.measured_regime in (None, row.regime) else f"{text}, {row.measured_regime}"
 
@@ -303,5 +291,4 @@ def _control(cell: Cell) -> str:
 
 
 def _bytes(count: int | None) -> str:
-    """Return bytes in the unit that fits, a dash where they are not known."""
     return NONE if count is None else size(count)

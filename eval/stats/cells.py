@@ -113,13 +113,11 @@ def spread(values: Iterable[float]) -> Spread | None:
 
 
 def _event_spread(times: Mapping[int, float]) -> Spread | None:
-    """Return event nanoseconds by process as a spread in milliseconds round their geometric mean."""
     found = spread(times.values())
     return found and replace(found, centre=_geometric_mean(times.values()) / 1e6)
 
 
 def _geometric_mean(values: Iterable[float]) -> float:
-    """Return the geometric mean of positive values."""
     return math.exp(fmean(map(math.log, values)))
 
 
@@ -129,7 +127,6 @@ def distinct(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def _priced(cell: Cell, meta: RunMeta, times: Mapping[int, float], timed: Sequence[Timing]) -> Cell:
-    """Return the cell with its throughput in valid tokens and its price."""
     if cell.status != "ok" or cell.event_ms is None or cell.kind not in JUDGED_KINDS:
         return cell
     valid = fmean(timing.valid_tokens for timing in timed)
@@ -148,7 +145,6 @@ def _priced(cell: Cell, meta: RunMeta, times: Mapping[int, float], timed: Sequen
 
 
 def _kind(meta: RunMeta, name: str) -> str:
-    """Return the kind of an arm that left no row."""
     fixed = {EAGER: "baseline", REFERENCE: "reference", NOOP: "noop", ANCHOR: "anchor"}
     if name in fixed:
         return fixed[name]

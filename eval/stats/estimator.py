@@ -130,7 +130,6 @@ def t_quantile(confidence: float, freedom: float) -> float:
 
 
 def _p_value(mean: float, error: float, freedom: float) -> float:
-    """Return the two-sided p of a mean with its standard error."""
     from scipy.special import stdtr
 
     if error == 0:

@@ -40,11 +40,7 @@ def copy_of(arm: str) -> str:
 
 
 def estimate_nulls(
-    rounds: Rounds,
-    contamination: Contamination,
-    shapes: Sequence[str],
-    arms: Sequence[str],
-    processes: Sequence[int],
+    rounds: Rounds, contamination: Contamination, shapes: Sequence[str], arms: Sequence[str], processes: Sequence[int]
 ) -> dict[str, Estimate]:
     """Return the estimates of arms over their own copies, as far as those were timed."""
     found = {arm: estimate(rounds, shapes, arm, copy_of(arm), processes, contamination) for arm in arms}

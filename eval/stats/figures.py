@@ -48,15 +48,7 @@ class AccuracyLine:
         """Return the line under `COLUMNS`."""
         rms = "" if self.rms_ratio is None else f"{self.rms_ratio:.2f}"
         tile = "" if self.worst_tile is None else f"{self.worst_tile[0]}, {self.worst_tile[1]}"
-        return (
-            self.input,
-            f"{self.use:.3g}",
-            f"{self.headroom:.3g}x",
-            f"{self.max_ratio:.2f}",
-            rms,
-            tile,
-            self.rows,
-        )
+        return (self.input, f"{self.use:.3g}", f"{self.headroom:.3g}x", f"{self.max_ratio:.2f}", rms, tile, self.rows)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as plain values, with what the tile and the bins are counted in."""
@@ -336,7 +328,6 @@ class Summary:
         }
 
     def _cells(self, kinds: tuple[str, ...]) -> list[tuple[ShapeRow, Cell]]:
-        """Return the cells of some kinds of arm."""
         return [(row, cell) for row in self.rows for cell in row.cells.values() if cell.kind in kinds]
 
 

@@ -105,7 +105,6 @@ def penalised(counted: Sequence[ShapeRow], candidate: str, found: Estimate) -> I
 
 
 def _mix(measured: Measured, candidate: str, counted: Sequence[ShapeRow]) -> Interval | None:
-    """Return the candidate's tokens per second over one call of each shape that counts."""
     seconds, tokens = {}, {}
     for row in counted:
         name = row.shape.id
@@ -173,7 +172,8 @@ def rank(measured: Measured, shapes: Sequence[ShapeRow]) -> tuple[Place, ...]:
         (one, other)
         for at, one in enumerate(order)
         for other in order[at + 1 :]
-        if _holds_one(t_interval(against(other, one)))
+        # A single process gives no interval and leaves the order open too.
+        if (found := t_interval(against(other, one))).low is None or found.low <= 1 <= found.high
     }
     leaders: list[int] = []
     for at, name in enumerate(order):
@@ -189,8 +189,3 @@ def rank(measured: Measured, shapes: Sequence[ShapeRow]) -> tuple[Place, ...]:
         for at, name in enumerate(order)
     ]
     return (*ranked, *unranked)
-
-
-def _holds_one(found: Interval) -> bool:
-    """Tell whether an interval leaves the order open; a single process gives none and leaves it open too."""
-    return found.low is None or found.low <= 1 <= found.high

@@ -113,7 +113,8 @@ def regret(run: Run, table: RuleTable) -> Regret:
             )
         )
     if not shapes:
-        why = "; ".join(f"shape {names}: {reason}" for reason, names in _by_reason(left_out).items())
+        reasons = {why: ", ".join(name for name in left_out if left_out[name] == why) for why in left_out.values()}
+        why = "; ".join(f"shape {names}: {reason}" for reason, names in reasons.items())
         raise EvaluationError(
             f"{run.folder}: no shape can be judged ({why}); measure the families beside each other, as in "
             "rooflane eval FILE --candidate FAMILY --candidate FAMILY"
@@ -162,7 +163,6 @@ def _best_of_others(logs: DataFrame) -> Series:
 
 
 def _picked(logs: DataFrame, arms: Series) -> Series:
-    """Return each process's value of the arm named for it."""
     return logs.stack().loc[list(arms.items())].droplevel(1)
 
 
@@ -170,13 +170,7 @@ def _interval(logs: Series) -> Interval:
     return t_interval(logs.tolist())
 
 
-def _by_reason(left_out: dict[str, str]) -> dict[str, str]:
-    """Return the shapes of each reason, joined by commas."""
-    return {reason: ", ".join(name for name in left_out if left_out[name] == reason) for reason in left_out.values()}
-
-
 def _why_not(family: str, rule: str, choice: str | None, measured: Sequence[str]) -> str:
-    """Return why a shape has no regret."""
     have = ", ".join(measured) or "none"
     if choice is None:
         return (

@@ -262,13 +262,11 @@ def _outliers(rounds: Rounds, arm: str, places: list[Place]) -> list[tuple[Place
 
 
 def _median_clock(rounds: Rounds, places: list[Place]) -> float | None:
-    """Return the campaign's median SM clock, None where none was read."""
     clocks = [state["sm_mhz"] for place in places for state in rounds.telemetry.get(place, ()) if state.get("sm_mhz")]
     return median(clocks) if clocks else None
 
 
 def _states(state: Mapping[str, Any], clock: float | None) -> list[str]:
-    """Return the reasons in a block's telemetry to drop the block."""
     throttle = state.get("throttle") or ()
     forced = set(throttle) - CHOSEN_CLOCKS if isinstance(throttle, (list, tuple)) else throttle
     found = ["the power limit" if forced == POWER_CAP else "throttling"] if forced else []

@@ -9,8 +9,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import ValidationError
-
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.record.digest import is_sealed, seal, unseal, verify_seal
 from rooflane.eval.record.nulls import NULLS_FILE, NullResult, append_nulls, matching, read_nulls, store_path
@@ -21,7 +19,8 @@ from rooflane.eval.record.records import (
     Record,
     RunMeta,
     append_records,
-    first_problem,
+    create_folder,
+    parse_page,
     read_records,
 )
 from rooflane.eval.stats.figures import Summary
@@ -157,11 +156,7 @@ class Run:
 def create_run(runs_dir: Path, meta: RunMeta) -> Run:
     """Make the folder of a new run and write its page."""
     folder = runs_dir / meta.id
-    try:
-        folder.mkdir(parents=True)
-        (folder / RUN_FILE).write_text(meta.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise EvaluationError(f"{folder}: the run's folder cannot be written ({error}); name another place") from None
+    create_folder(folder, RUN_FILE, meta, "run")
     return Run(folder, meta)
 
 
@@ -180,7 +175,7 @@ def read_run(folder: str | Path) -> Run:
     folder = Path(folder)
     path = folder / RUN_FILE
     try:
-        meta = RunMeta.model_validate_json(path.read_text(encoding="utf-8"))
+        return Run(folder, parse_page(path, RunMeta, "run"))
     except (FileNotFoundError, NotADirectoryError):
         if (folder / SUBMISSION_FILE).is_file():
             raise EvaluationError(
@@ -189,14 +184,8 @@ def read_run(folder: str | Path) -> Run:
         raise EvaluationError(
             f"{folder}: not a run, there is no {RUN_FILE} in it; name a folder that `rooflane eval` wrote"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise EvaluationError(f"{path}: cannot be read ({error})") from None
-    except ValidationError as error:
-        raise EvaluationError(
-            f"{path}: not a run of this version ({first_problem(error, 'the file')}); read it with the rooflane that "
-            "wrote it"
-        ) from None
-    return Run(folder, meta)
 
 
 def find_nulls(path: Path) -> list[NullResult]:

@@ -11,14 +11,7 @@ from rooflane.eval.record.nulls import NullResult, machine_of, software_of
 from rooflane.eval.record.records import COPY_PREFIX, EAGER, Record, RunMeta
 from rooflane.eval.stats.cells import judged, make_cell
 from rooflane.eval.stats.evidence import Assessment, Evidence, Measured
-from rooflane.eval.stats.figures import (
-    LAUNCH_SHARE,
-    REFERENCE,
-    Cell,
-    ShapeRow,
-    Summary,
-    accuracy_lines,
-)
+from rooflane.eval.stats.figures import LAUNCH_SHARE, REFERENCE, Cell, ShapeRow, Summary, accuracy_lines
 from rooflane.eval.stats.headline import make_headline, rank
 from rooflane.eval.stats.host_pace import host_pace
 from rooflane.eval.stats.rounds import clock_tick_ns
@@ -88,7 +81,6 @@ def campaign_nulls(meta: RunMeta, records: Iterable[Record], process_s: float | 
 
 
 def _shape_row(measured: Measured, shape: Shape) -> ShapeRow:
-    """Return one shape's row, before anything is judged over all shapes."""
     classification = measured.meta.prediction(shape.id).classification
     names = [*measured.meta.planned(0, shape.id)]
     if measured.rows(shape.id, REFERENCE):

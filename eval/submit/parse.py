@@ -97,7 +97,10 @@ def parse_output(text: str, tokens: int, sizes: tuple[int | bool, ...] = ()) -> 
     if sizes and named != tuple(sizes):
         raise UnreadableError(f"the script ran {named}, not the sizes asked for {tuple(sizes)}")
     accuracy = _accuracy(text)
-    sides = {found[0].strip(): Side(**_fields(found[1:])) for found in _SIDE.findall(text)}
+    sides = {
+        name.strip(): Side(**dict(zip(Side.model_fields, map(float, values), strict=True)))
+        for name, *values in _SIDE.findall(text)
+    }
     speedup = _one(_SPEEDUP, text, "the speedup")
     if len(_SIDE.findall(text)) not in (0, 2) or len(sides) not in (0, 2) or bool(sides) != (speedup is not None):
         raise UnreadableError("the three lines of the performance section (baseline, optimized, speedup) are not whole")
@@ -135,7 +138,6 @@ def explain_end(returncode: int, out: str, err: str, candidate_files: tuple[str,
 
 
 def _accuracy(text: str) -> Accuracy:
-    """Return the accuracy section, its trials checked against its summary."""
     summary = _one(_SUMMARY, text, "the accuracy summary")
     if summary is None:
         raise UnreadableError("the line `summary: ...` of the accuracy check is missing")
@@ -164,7 +166,8 @@ def _check_timing(figures: Figures, tokens: int) -> None:
         least, most = side.median_ms - HALF_MS, side.median_ms + HALF_MS
         rate = side.tokens_per_s
         low = tokens * 1000 / most * (1 - SLACK) - HALF_RATE
-        if not side.median_ms >= 0 or not rate >= low or (least > 0 and not rate <= _high(tokens, least)):
+        high = tokens * 1000 / least * (1 + SLACK) + HALF_RATE if least > 0 else float("inf")
+        if not side.median_ms >= 0 or not low <= rate <= high:
             raise UnreadableError(f"{name}: {rate} tokens/s is not {tokens} tokens in {side.median_ms} ms")
         if not side.min_ms <= side.median_ms <= side.p90_ms:
             raise UnreadableError(f"{name}: minimum, median and p90 are not in order")
@@ -173,14 +176,6 @@ def _check_timing(figures: Figures, tokens: int) -> None:
     high = (base + HALF_MS) / (mine - HALF_MS) + HALF_SPEEDUP + SLACK if mine > HALF_MS else float("inf")
     if not low <= figures.speedup <= high:
         raise UnreadableError(f"the speedup {figures.speedup} is not the baseline's {base} ms over {mine} ms")
-
-
-def _high(tokens: int, least_ms: float) -> float:
-    return tokens * 1000 / least_ms * (1 + SLACK) + HALF_RATE
-
-
-def _fields(values: tuple[str, ...]) -> dict[str, float]:
-    return dict(zip(Side.model_fields, map(float, values), strict=True))
 
 
 def _one(pattern: re.Pattern[str], text: str, what: str) -> tuple[str, ...] | None:

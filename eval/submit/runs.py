@@ -151,7 +151,6 @@ def _run_all(
 
 
 def _run_shape(meta: SubmitMeta, process: int, shape: Shape) -> SubmitRow:
-    """Make one run and return its row."""
     plan = meta.plans[shape.id]
     arguments = shape_arguments(shape, meta.device, meta.arguments)
     if plan["unsupported"]:
@@ -218,7 +217,6 @@ def judge(end: End, shape: Shape, candidate: str, time_limit_s: float) -> tuple[
 
 
 def _profile(name: str, kind: str) -> Profile:
-    """Return the profile to route by; for "auto" that of this machine's device."""
     try:
         profile = load_profile(name, kind)
     except ProfileError as error:
@@ -232,7 +230,6 @@ def _profile(name: str, kind: str) -> Profile:
 
 
 def _infeasible(shapes: Sequence[Shape], profile: Profile) -> dict[str, str]:
-    """Return, for shapes whose baseline is predicted not to fit the memory, why."""
     found = {}
     for shape in shapes:
         classification = classify(shape, profile)

@@ -10,11 +10,11 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from rooflane.dispatch.units import counted
 from rooflane.eval.exit_codes import EvaluationError, ExitCode
-from rooflane.eval.record.records import SUBMISSION_FILE, append_records, first_problem, read_rows
+from rooflane.eval.record.records import SUBMISSION_FILE, append_records, create_folder, parse_page, read_rows
 from rooflane.eval.stats.estimator import Interval, t_interval
 from rooflane.eval.submit.parse import Figures, Outcome, largest
 from rooflane.shapes import Shape
@@ -117,30 +117,20 @@ class Submission:
 def create_submission(folder: Path, meta: SubmitMeta) -> Submission:
     """Make the folder of a new submission and write its page."""
     folder = folder / meta.id
-    try:
-        folder.mkdir(parents=True)
-        (folder / SUBMISSION_FILE).write_text(meta.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise EvaluationError(f"{folder}: the submission's folder cannot be written ({error}); name another") from None
+    create_folder(folder, SUBMISSION_FILE, meta, "submission")
     return Submission(folder, meta)
 
 
 def open_submission(folder: str | Path) -> Submission:
     """Return the submission in a folder; raises `EvaluationError` when there is none, or of another version."""
-    path = Path(folder) / SUBMISSION_FILE
+    folder = Path(folder)
     try:
-        meta = SubmitMeta.model_validate_json(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError):
+        return Submission(folder, parse_page(folder / SUBMISSION_FILE, SubmitMeta, "submission"))
+    except OSError:
         raise EvaluationError(
             f"{folder}: not a submission, there is no {SUBMISSION_FILE} in it; name a folder that `rooflane submit` "
             "wrote"
         ) from None
-    except ValidationError as error:
-        raise EvaluationError(
-            f"{path}: not a submission of this version ({first_problem(error, 'the file')}); read it with the rooflane "
-            "that wrote it"
-        ) from None
-    return Submission(Path(folder), meta)
 
 
 @dataclass(frozen=True)
@@ -255,7 +245,6 @@ def remarks(summary: SubmitSummary) -> Iterator[str]:
 
 
 def _shape_figures(shape: Shape, family: str, rows: Sequence[SubmitRow]) -> ShapeFigures:
-    """Return one shape's figures; the outcome and reason are those of its worst run."""
     if not rows:
         return ShapeFigures(shape, "missing", "not run yet", False, 0, family)
     worst = max(rows, key=lambda row: (not row.expected, SEVERITY.index(row.outcome)))
@@ -286,7 +275,6 @@ def _plain(row: ShapeFigures) -> dict[str, Any]:
 
 
 def _range(values: Sequence[float], digits: int, unit: str = "") -> str:
-    """Return the median, and the range where there are several values."""
     if not values:
         return NONE
     text = f"{median(values):.{digits}g}{unit}"

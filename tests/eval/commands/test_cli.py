@@ -308,7 +308,7 @@ def test_brackets_and_colons_of_a_users_names_are_no_markup(rooflane, tmp_path, 
             assert status == 0
             # The device's title holds markup too; only the shapes' names are in every table.
             assert all(name in out for name in NAMES), command
-    # The status of a finding has a colour, and no markup in its text.
+    # A finding prints its status as a word, with no markup.
     status, out, _ = rooflane("doctor")
     assert "[/" not in out and "yellow" not in out and "note" in out
 
@@ -318,10 +318,11 @@ def test_no_table_breaks_a_cell_at_80_columns(rooflane, narrow):
     lines = out.splitlines()
     assert max(map(len, lines)) <= 80
     # Columns are left out; each shape stays on one line, its figures whole.
-    assert "break-even" not in out and sum(line.startswith(" 8 ") for line in lines) == 1
-    (eighth,) = [line for line in lines if line.startswith(" 8 ")]
+    assert "break-even" not in lines[1] and sum(line.startswith("8 ") for line in lines) == 1
+    assert "not shown at this width: shape, break-even, ops, peak" in lines
+    (eighth,) = [line for line in lines if line.startswith("8 ")]
     assert "bandwidth (borderline)" in eighth and "2.42 ms" in eighth
-    # Sentences do not fit beside each other: one block a row, wrapped between words.
+    # Sentences do not fit beside each other: a row is stacked, its sentences wrapped between words.
     _, out, _ = rooflane("rules", "list", "--rules", "shipped")
     assert max(map(len, out.splitlines())) <= 80
     words = " ".join(out.split())
@@ -332,7 +333,7 @@ def test_no_table_breaks_a_cell_at_80_columns(rooflane, narrow):
 def test_route_is_one_line_a_shape_a_summary_and_details_on_request(rooflane, narrow):
     _, out, _ = rooflane("route", "published.csv", "--profile", "h200")
     lines = [line.rstrip() for line in out.splitlines() if line.strip()]
-    assert len(lines) == 14 + 4, "a title, a header, a rule under it, a line a shape, and the summary"
+    assert len(lines) == 14 + 5, "a title, a header, a rule under it, a line a shape, what is not shown, the summary"
     assert max(map(len, lines[:-1])) <= 80
     assert lines[-1].startswith("14 shapes: 11 by resident, 1 by gemm_fp16, 1 by sdpa_flash, 1 by chunked; --details")
     _, out, _ = rooflane("route", "published.csv", "--profile", "H200", "--shape", "14")

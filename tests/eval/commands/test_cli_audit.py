@@ -30,7 +30,7 @@ def test_the_table_is_cut_between_columns_and_names_what_is_unseen_and_needed(ca
     code, out, err = run(capsys, shape_file, "--scale", "300", "--window", "4")
     assert code == 0
     assert max(map(len, out.partition("Always run")[0].splitlines())) <= 80
-    headers = [line for line in out.splitlines() if line.startswith(" ablation")]
+    headers = [line for line in out.splitlines() if line.startswith("ablation")]
     assert len(headers) > 1 and all(name in " ".join(headers) for name in ("plain", "holes", "q_proj x 8", "spikes"))
     # 23 ablations on each of three sets of weights.
     assert int(err.splitlines()[-1].partition("/")[2].partition("]")[0]) == 3 * 23

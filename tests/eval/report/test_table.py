@@ -143,6 +143,9 @@ def test_a_narrow_terminal_drops_columns_then_stacks_rows():
     )
     stacked = terminal_lines(Table("title", ("id", "first", "second"), (("1", "a" * 12, "b" * 12),), 3), 24)
     assert stacked == ["title", "id 1  first aaaaaaaaaaaa", "  second bbbbbbbbbbbb"]
+    # A cell wider than the terminal is wrapped between words, further in than the start of a cell.
+    long = Table("", ("id", "because"), (("1", "one SM holds a whole sequence"),), 2)
+    assert terminal_lines(long, 24) == ["id 1", "  because one SM holds a", "    whole sequence"]
 
 
 def test_rows_of_one_reason_stand_together_with_their_numbers_as_a_range():
