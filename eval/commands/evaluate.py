@@ -269,7 +269,7 @@ class Lines:
         place = f"process {event.process + 1} of {event.processes}{_left(event, ', ')}"
         if event.process == self.first:
             self.seen += 1
-            count = len(self.labels)
+            count = event.shapes
             at = f"[{self.seen:>{len(str(count))}}/{count}] shape {event.shape} {self.labels[event.shape]}"
             # A failure's reason can be a compiler's whole message; the end of the run prints it in full.
             text = event.text if len(event.text) <= LONGEST else f"{event.text[:LONGEST]}…"
