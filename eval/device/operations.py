@@ -16,14 +16,7 @@ from torch import Tensor
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from rooflane.baseline import (
-    CONTROLS,
-    build_baseline,
-    config_of,
-    generate_random_case,
-    reference_numerics,
-    torch_dtype,
-)
+from rooflane.baseline import CONTROLS, build_baseline, config_of, generate_random_case, reference_numerics, torch_dtype
 from rooflane.dispatch import Profile, load_profile
 from rooflane.dispatch.ledger import Op, ledger
 from rooflane.eval.device.probe import measure_once

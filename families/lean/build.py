@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from rooflane.families.lean.lean import (
-    choose_ops,
-    kernels_run,
-    lean_body,
-    lean_finish,
-    lean_sum,
-    packed_weights,
-)
+from rooflane.families.lean.lean import choose_ops, kernels_run, lean_body, lean_finish, lean_sum, packed_weights
 from rooflane.families.runtime.call_checks import check_call, operand_dtype
 from rooflane.families.runtime.weights import PackedWeights
 from rooflane.shapes import Shape

@@ -107,11 +107,7 @@ def pack_lean(model: nn.Module, operand_dtype: torch.dtype) -> dict[str, Tensor]
             "qkv.weight": torch.cat([linear.weight for linear in projections]).to(operand_dtype),
             "qkv.bias": torch.cat([linear.bias for linear in projections]).to(operand_dtype),
         }
-        for name, linear in (
-            ("out", attention.out_proj),
-            ("ffn_in", layer.ffn_in),
-            ("ffn_out", layer.ffn_out),
-        ):
+        for name, linear in (("out", attention.out_proj), ("ffn_in", layer.ffn_in), ("ffn_out", layer.ffn_out)):
             weights[f"{name}.weight"] = linear.weight.to(operand_dtype, copy=True)
             weights[f"{name}.bias"] = linear.bias.to(operand_dtype, copy=True)
         for name, norm in (("norm1", layer.norm1), ("norm2", layer.norm2)):

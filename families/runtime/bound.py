@@ -19,10 +19,7 @@ Launch = Callable[[int, Tensor, Tensor | None, Tensor], None]
 
 
 def bound_forward(
-    bind: Callable[[Tensor, Tensor | None, Tensor], Launch],
-    weights: PackedWeights,
-    shape: Shape,
-    device: torch.device,
+    bind: Callable[[Tensor, Tensor | None, Tensor], Launch], weights: PackedWeights, shape: Shape, device: torch.device
 ) -> Callable[[Tensor, Tensor | None], Tensor]:
     """Return `(x [B, S, D], mask [B, S] or None) -> [B, S, D]`, its common calls in C++ where that is built."""
     forward = BoundForward(bind, weights, shape, device)
