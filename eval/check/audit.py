@@ -136,7 +136,6 @@ class Audit(BaseModel):
         return [name for name in names if name not in changed]
 
     def _weakest(self, stresses: Sequence[str]) -> float:
-        """Return the least use that a set reaches among the faults it catches."""
         return min((use for use in self.best((*self.always, *stresses)).values() if use > 1), default=0.0)
 
 
@@ -231,7 +230,6 @@ def _audit_shape(
     tf32: bool,
     on_case: Callable[[str], None],
 ) -> Iterator[Finding]:
-    """Yield one finding for each condition and ablation, for one draw of weights and inputs."""
     cpu = torch.device("cpu")
     reference = build_baseline(shape, cpu, seed)
     true_model = build_baseline(shape, cpu, seed).double()
@@ -261,7 +259,6 @@ def _audit_shape(
 
 
 def _draw(condition: _Condition, shape: Shape, device: torch.device, seed: int) -> tuple[Tensor, Tensor]:
-    """Return a condition's input and mask."""
     if not condition.mask:
         return draw_stress(condition.stress, shape, device, seed)
     config, dtype = config_of(shape), torch_dtype(shape.dtype)

@@ -283,5 +283,4 @@ class Lines:
 
 
 def _left(event: Event, before: str) -> str:
-    """Return the time left, in words; empty while it is unknown or nothing is left."""
     return f"{before}about {rough_duration(event.left_s)} left" if event.left_s else ""

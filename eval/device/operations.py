@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -202,11 +203,8 @@ def match_ledger(launches: list[Launch], ops: tuple[Op, ...], device_type: str) 
     shares = [op.device_ops if device_type == "cuda" else 1 for op in ops]
     if sum(shares) != len(launches):
         return None
-    pairs, start = [], 0
-    for op, share in zip(ops, shares, strict=True):
-        pairs.append((op, launches[start : start + share]))
-        start += share
-    return pairs
+    rest = iter(launches)
+    return [(op, list(islice(rest, share))) for op, share in zip(ops, shares, strict=True)]
 
 
 def _add_up_matched(pairs: list[tuple[Op, list[Launch]]]) -> tuple[Operation, ...]:
@@ -228,7 +226,6 @@ def _add_up_matched(pairs: list[tuple[Op, list[Launch]]]) -> tuple[Operation, ..
 
 
 def _add_up_launches(launches: list[Launch]) -> tuple[Operation, ...]:
-    """Add up by kernel name."""
     rows: dict[str, list[Launch]] = {}
     for launch in launches:
         rows.setdefault(launch.name, []).append(launch)
@@ -248,11 +245,6 @@ def _wall_s(forward: Forward, x: Tensor, mask: Tensor | None) -> float:
             await_device()
             times.append(time.perf_counter() - start)
     return statistics.median(times)
-
-
-def count_device_operations(forward: Forward, x: Tensor, mask: Tensor | None) -> tuple[int, int]:
-    """Return (kernels, device-to-device copies) of one call on CUDA; on a CPU, (operations, 0)."""
-    return count_launches(trace(forward, x, mask))
 
 
 def count_launches(launches: list[Launch]) -> tuple[int, int]:
