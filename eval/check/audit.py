@@ -153,14 +153,10 @@ class _Condition:
 
 
 def audit_gate(
-    shapes: Sequence[Shape] = DEFAULT_SHAPES,
-    *,
-    seeds: int = 1,
-    window: int = DEFAULT_WINDOW,
-    scales: Sequence[float] = (),
-    tf32: bool = False,
+    shapes: Sequence[Shape] = DEFAULT_SHAPES, *, seeds: int = 1, window: int = DEFAULT_WINDOW,
+    scales: Sequence[float] = (), tf32: bool = False,
     on_stage: Callable[[int, int, str], None] = lambda done, total, text: None,
-) -> Audit:
+) -> Audit:  # fmt: skip
     """Run every ablation through every check on the CPU and return what each would catch.
 
     `scales` adds input scales; `tf32` rounds the operands of the baseline's products to 10 bits of
@@ -223,13 +219,9 @@ def _by_weights(asked: Sequence[Stress]) -> list[list[_Condition]]:
 
 
 def _audit_shape(
-    shape: Shape,
-    seed: int,
-    faults: Sequence[Ablation],
-    asked: Sequence[Stress],
-    tf32: bool,
+    shape: Shape, seed: int, faults: Sequence[Ablation], asked: Sequence[Stress], tf32: bool,
     on_case: Callable[[str], None],
-) -> Iterator[Finding]:
+) -> Iterator[Finding]:  # fmt: skip
     cpu = torch.device("cpu")
     reference = build_baseline(shape, cpu, seed)
     true_model = build_baseline(shape, cpu, seed).double()

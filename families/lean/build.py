@@ -23,14 +23,9 @@ Body = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
 
 
 def build_lean(
-    model: nn.Module,
-    shape: Shape,
-    device: torch.device | str,
-    operands: str | None,
-    *,
-    captured: bool,
+    model: nn.Module, shape: Shape, device: torch.device | str, operands: str | None, *, captured: bool,
     compiled: bool = False,
-) -> Forward:
+) -> Forward:  # fmt: skip
     """Return `(x [B, S, D], mask [B, S] or None) -> [B, S, D]`.
 
     `captured` replays a CUDA graph (not on a CPU, nor on a GPU older than Triton takes); `compiled` lets torch.compile

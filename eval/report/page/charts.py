@@ -253,12 +253,9 @@ def roofline(data: PageData, width: float, titled: bool = False) -> Chart | None
 
 
 def draw_roofs(
-    axes: Axes,
-    places: Sequence[tuple[float, float]],
-    peaks: dict[str, tuple[str, float]],
-    bandwidth: float,
+    axes: Axes, places: Sequence[tuple[float, float]], peaks: dict[str, tuple[str, float]], bandwidth: float,
     solid: set[str],
-) -> list[tuple[float, float, str]]:
+) -> list[tuple[float, float, str]]:  # fmt: skip
     """Scale axes for points (FLOPs a byte, FLOP/s) and draw the copy roof and each matrix roof.
 
     `peaks` maps a dtype to (rate's name, FLOP/s); roofs of dtypes outside `solid` are dashed. Returns the roofs'

@@ -15,7 +15,7 @@ from rooflane.eval.record.records import RECORDS_FILE, RUN_FILE, TruthCheck
 from rooflane.eval.report.page.charts import NARROW, PLOT_KINDS, WIDE, draw
 from rooflane.eval.report.page.drawing import clean, scheme_css, svg_text
 from rooflane.eval.report.page.source import PageData
-from rooflane.eval.report.render import TEMPLATES
+from rooflane.eval.report.render import TEMPLATES, make_environment
 from rooflane.eval.report.table import NONE, Table, number
 from rooflane.eval.report.tables import all_tables, conditions, environment_line, headline_lines, verdict_word
 from rooflane.eval.stats.figures import Headline
@@ -45,17 +45,10 @@ def render_page(data: PageData, folder: Path) -> str:
 
     Texts of the records are escaped, and the page's own policy forbids it to fetch anything.
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        undefined=StrictUndefined,
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        finalize=lambda value: clean(value) if type(value) is str else value,
+    environment = make_environment(
+        autoescape=True, finalize=lambda value: clean(value) if type(value) is str else value
     )
     environment.globals |= {"sort_key": sort_key, "numeric_columns": numeric_columns}
     style = scheme_css(":root") + (TEMPLATES / "page.css").read_text(encoding="utf-8")
