@@ -43,7 +43,6 @@ def chunked_reference(
 
 
 def _layer(layer: BaselineTransformerBlock, x: Tensor, mask: Tensor | None, causal: bool, rows: int) -> Tensor:
-    """Return one layer's output, computed `rows` query rows at a time."""
     attention = layer.attention
     batch, length, _ = x.shape
     heads = (batch, attention.num_heads, length, attention.head_dim)

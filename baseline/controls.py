@@ -53,12 +53,10 @@ def _build_identity(model: BaselineTransformer, shape: Shape, device: torch.devi
 
 
 def _build_compiled(model: BaselineTransformer, shape: Shape, device: torch.device) -> Forward:
-    """Return the whole model under `torch.compile`'s default mode."""
     return torch.compile(model, dynamic=False)
 
 
 def _build_reduce_overhead(model: BaselineTransformer, shape: Shape, device: torch.device) -> Forward:
-    """Return the whole model under `torch.compile(mode="reduce-overhead")`, which uses CUDA graphs."""
     return torch.compile(model, mode="reduce-overhead", dynamic=False)
 
 

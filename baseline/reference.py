@@ -156,13 +156,9 @@ def reference_numerics(device: torch.device | str) -> None:
 
 
 def generate_random_case(
-    config: TransformerConfig,
-    device: torch.device | str,
-    dtype: torch.dtype,
-    seed: int,
-    padding_ratio: float = 0.0,
+    config: TransformerConfig, device: torch.device | str, dtype: torch.dtype, seed: int, padding_ratio: float = 0.0,
     input_scale: float = 1.0,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Draw an input `[B, S, D]`, as the benchmark does, and its mask `[B, S]` (bool, True = real token, never None).
 
     The generator is on the device, so one seed gives different data on CPU and CUDA. With a padding ratio each row's

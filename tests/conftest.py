@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
+
+from rooflane.eval.check.truth import STRESS_FACTOR, draw_stress, judge, stressed
+from rooflane.eval.record.records import TruthCheck
 
 # Triton reads this when a kernel is defined: with no GPU, kernels are interpreted on CPU tensors.
 if not torch.cuda.is_available():
@@ -39,3 +44,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def root() -> Path:
     return ROOT
+
+
+@pytest.fixture(scope="session")
+def run_stress() -> Callable[..., TruthCheck]:
+    """Return a function that runs one stress input through a candidate, eager and truth, and judges it."""
+    return _run_stress
+
+
+def _run_stress(stress, forward, weights, reference, truth, shape, device, seed) -> TruthCheck:
+    x, mask = draw_stress(stress, shape, device, seed)
+    with ExitStack() as changed:
+        for model in (weights, reference, truth.model):
+            changed.enter_context(stressed(model, stress))
+        with torch.inference_mode():
+            out, eager = forward(x, mask)[truth.rows], reference(x, mask)[truth.rows]
+            true = truth(x, mask)
+    return judge(stress.name, out, eager, true, STRESS_FACTOR, truth.label)

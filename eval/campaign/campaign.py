@@ -35,6 +35,7 @@ from rooflane.eval.record.digest import WrittenRecords
 from rooflane.eval.record.environment import resolve_device
 from rooflane.eval.record.records import ANCHOR, EAGER, NOOP, RECORDS_FILE, ArmId, Record, RulesUsed, RunMeta
 from rooflane.eval.record.settings import Settings, ShapeTodo, derive_seed, make_settings
+from rooflane.eval.report.table import number
 from rooflane.eval.stats.run import Run, create_run, open_run
 from rooflane.eval.worker.candidates import load_rule_table, parse_candidate
 from rooflane.eval.worker.protocol import Hello
@@ -67,6 +68,7 @@ class Event:
     text: str
     elapsed_s: float
     left_s: float | None  # estimated from the rows measured so far; None before the first
+    shapes: int  # that this process runs, those skipped in advance left out
 
 
 def evaluate(
@@ -158,6 +160,7 @@ class Campaign:
         self.at = ""
         self.done_before = self.pending.done
         self.skipped = 0  # rows of this part that needed no worker
+        self.running = 0  # shapes that the process runs
 
     def run_all(self) -> Run:
         """Run every process in turn; on Ctrl-C keep what was measured and say so in the run."""
@@ -193,6 +196,7 @@ class Campaign:
         else:
             # Where time may run out, it is to run out on the same shapes in every process.
             order.sort(key=lambda shape: self.meta.prediction(shape.id).classification["predicted_s"])
+        self.running = len(self.pending.todo(process, order))
         while todo := self.pending.todo(process, order):
             before = len(self.pending.rows)
             self.at = ""
@@ -278,11 +282,9 @@ class Campaign:
     def _tell(self, kind: str, process: int = 0, shape: str = "", arm: str = "", stage: str = "", *, text: str) -> None:
         """Send an event to the caller's display."""
         done, total = self.pending.done, len(self.pending.planned)
-        elapsed = monotonic() - self.started
-        event = Event(
-            kind, process, self.settings.processes, shape, arm, stage, done, total, text, elapsed, self._left(process)
-        )
-        self.on_event(event)
+        elapsed, left = monotonic() - self.started, self._left(process)
+        where = (process, self.settings.processes, shape, arm, stage)
+        self.on_event(Event(kind, *where, done, total, text, elapsed, left, self.running))
 
     def _left(self, process: int) -> float | None:
         """Return the seconds that the rows to come will take, at the pace of the rows measured in this part."""
@@ -320,12 +322,12 @@ class Campaign:
                 times[arm] = median(ns for calls in row.timing.event_ns for ns in calls) / 1e6
             if arm == EAGER or row is None:
                 continue
-            word = f"{times[arm]:.3g} ms" if arm in times else row.status
+            word = f"{number(times[arm])} ms" if arm in times else row.status
             if row.status != "ok":
                 word = f"{row.status}: {row.reason}" if row.reason else row.status
             words.append(f"{arm} {word}")
         if EAGER in times:
-            words.append(f"{EAGER} {times[EAGER]:.3g} ms")
+            words.append(f"{EAGER} {number(times[EAGER])} ms")
         if len(self.meta.candidates) == 1 and len(times) == 2:
             words.append(f"{times[EAGER] / times[self.meta.candidates[0]]:.3g}x")
         return ", ".join(words)

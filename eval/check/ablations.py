@@ -53,13 +53,16 @@ def ablations(window: int = DEFAULT_WINDOW) -> tuple[Ablation, ...]:
         Ablation("exp quadratic", "the same with two terms fewer", partial(_attend, _polynomial(2))),
         Ablation("exp linear", "the same with one term", partial(_attend, _polynomial(1))),
         Ablation("uniform attention", "every visible key weighs the same", partial(_attend, _uniform)),
-        Ablation("attention = 0", "no attention, its output bias kept", partial(_attend, _nothing)),
+        Ablation("attention = 0", "no attention, its output bias kept", partial(_attend, torch.zeros_like)),
         Ablation(f"window {window}", "only the nearest keys are read", partial(_attend, _windowed(window))),
         Ablation("not causal", "the causal flag forgotten", _not_causal),
         Ablation("scale d_model", "scores scaled by the model's width, not the head's", _wrong_scale),
-        *(Ablation(f"no {name} bias", "a bias forgotten in every layer", partial(_no_bias, name)) for name in BIASES),
-        Ablation("no norm bias", "LayerNorm biases forgotten", partial(_no_norm, "bias", 0.0)),
-        Ablation("no norm weight", "LayerNorm weights forgotten", partial(_no_norm, "weight", 1.0)),
+        *(
+            Ablation(f"no {name} bias", "a bias forgotten in every layer", _filled(f"{name}.bias", 0.0))
+            for name in BIASES
+        ),
+        Ablation("no norm bias", "LayerNorm biases forgotten", _filled("bias", 0.0, "norm")),
+        Ablation("no norm weight", "LayerNorm weights forgotten", _filled("weight", 1.0, "norm")),
         Ablation("no final norm", "the last LayerNorm left out", _no_final_norm),
         Ablation("no last layer", "one layer too few", _no_last_layer),
         Ablation("no residual", "the last layer's attention residual dropped", _no_residual),
@@ -134,10 +137,6 @@ def _uniform(scores: Tensor) -> Tensor:
     return (~torch.isinf(scores)).to(scores.dtype)
 
 
-def _nothing(scores: Tensor) -> Tensor:
-    return torch.zeros_like(scores)
-
-
 def _windowed(width: int) -> Callable[[Tensor], Tensor]:
     """Return softmax over the nearest `width` keys: the last ones where later keys are hidden, else those around."""
 
@@ -167,20 +166,17 @@ def _wrong_scale(model: BaselineTransformer) -> Forward:
     return model
 
 
-def _no_bias(name: str, model: BaselineTransformer) -> Forward:
-    return _filled(model, lambda path: path.endswith(f"{name}.bias"), 0.0)
+def _filled(end: str, value: float, part: str = "") -> Callable[[BaselineTransformer], Forward]:
+    """Return the edit that fills the parameters whose path ends in `end` and has `part` in it."""
 
+    def edit(model: BaselineTransformer) -> Forward:
+        with torch.no_grad():
+            for path, parameter in model.named_parameters():
+                if part in path and path.endswith(end):
+                    parameter.fill_(value)
+        return model
 
-def _no_norm(kind: str, value: float, model: BaselineTransformer) -> Forward:
-    return _filled(model, lambda path: "norm" in path and path.endswith(kind), value)
-
-
-def _filled(model: BaselineTransformer, chosen: Callable[[str], bool], value: float) -> Forward:
-    with torch.no_grad():
-        for path, parameter in model.named_parameters():
-            if chosen(path):
-                parameter.fill_(value)
-    return model
+    return edit
 
 
 def _no_final_norm(model: BaselineTransformer) -> Forward:

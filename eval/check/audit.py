@@ -136,7 +136,6 @@ class Audit(BaseModel):
         return [name for name in names if name not in changed]
 
     def _weakest(self, stresses: Sequence[str]) -> float:
-        """Return the least use that a set reaches among the faults it catches."""
         return min((use for use in self.best((*self.always, *stresses)).values() if use > 1), default=0.0)
 
 
@@ -154,14 +153,10 @@ class _Condition:
 
 
 def audit_gate(
-    shapes: Sequence[Shape] = DEFAULT_SHAPES,
-    *,
-    seeds: int = 1,
-    window: int = DEFAULT_WINDOW,
-    scales: Sequence[float] = (),
-    tf32: bool = False,
+    shapes: Sequence[Shape] = DEFAULT_SHAPES, *, seeds: int = 1, window: int = DEFAULT_WINDOW,
+    scales: Sequence[float] = (), tf32: bool = False,
     on_stage: Callable[[int, int, str], None] = lambda done, total, text: None,
-) -> Audit:
+) -> Audit:  # fmt: skip
     """Run every ablation through every check on the CPU and return what each would catch.
 
     `scales` adds input scales; `tf32` rounds the operands of the baseline's products to 10 bits of
@@ -224,14 +219,9 @@ def _by_weights(asked: Sequence[Stress]) -> list[list[_Condition]]:
 
 
 def _audit_shape(
-    shape: Shape,
-    seed: int,
-    faults: Sequence[Ablation],
-    asked: Sequence[Stress],
-    tf32: bool,
+    shape: Shape, seed: int, faults: Sequence[Ablation], asked: Sequence[Stress], tf32: bool,
     on_case: Callable[[str], None],
-) -> Iterator[Finding]:
-    """Yield one finding for each condition and ablation, for one draw of weights and inputs."""
+) -> Iterator[Finding]:  # fmt: skip
     cpu = torch.device("cpu")
     reference = build_baseline(shape, cpu, seed)
     true_model = build_baseline(shape, cpu, seed).double()
@@ -261,7 +251,6 @@ def _audit_shape(
 
 
 def _draw(condition: _Condition, shape: Shape, device: torch.device, seed: int) -> tuple[Tensor, Tensor]:
-    """Return a condition's input and mask."""
     if not condition.mask:
         return draw_stress(condition.stress, shape, device, seed)
     config, dtype = config_of(shape), torch_dtype(shape.dtype)

@@ -29,16 +29,8 @@ def check_gate(out: Tensor, ref: Tensor, atol: float = ATOL, rtol: float = RTOL,
     names = {"dtype": str(out.dtype).removeprefix("torch."), "device": str(out.device)}
     if out.shape != ref.shape or ref.numel() == 0:
         wrong = f"output has shape {tuple(out.shape)}, the reference {tuple(ref.shape)}"
-        return GateResult(
-            passed=False,
-            total=ref.numel(),
-            failed=ref.numel(),
-            max_abs=math.inf,
-            max_rel=math.inf,
-            use=math.inf,
-            reason=wrong,
-            **names,
-        )
+        names |= dict.fromkeys(("max_abs", "max_rel", "use"), math.inf)
+        return GateResult(passed=False, total=ref.numel(), failed=ref.numel(), reason=wrong, **names)
     width = ref.shape[-1] if ref.dim() else 1
     out_rows, ref_rows = out.reshape(-1, width), ref.reshape(-1, width)
     wide = torch.float64 if torch.float64 in (out.dtype, ref.dtype) else torch.float32
@@ -68,8 +60,7 @@ def check_gate(out: Tensor, ref: Tensor, atol: float = ATOL, rtol: float = RTOL,
         top = float(error.flatten()[flat])
         if top > worst[0]:
             worst = (top, start * width + flat, float(a.flatten()[flat]), float(b.flatten()[flat]))
-        candidate = _worst_tile(error, ~passed, start)
-        tile = max(tile, candidate)
+        tile = max(tile, _worst_tile(error, ~passed, start))
     return GateResult(
         passed=failed == 0,
         total=ref.numel(),
@@ -96,13 +87,9 @@ def merge_gates(results: list[GateResult]) -> GateResult:
     return worst.model_copy(
         update={
             "passed": all(result.passed for result in results),
-            "total": sum(result.total for result in results),
-            "failed": sum(result.failed for result in results),
-            "max_abs": max(result.max_abs for result in results),
-            "max_rel": max(result.max_rel for result in results),
-            "worst_tile": tile.worst_tile,
-            "worst_tile_failed_share": tile.worst_tile_failed_share,
-            "worst_tile_mean_abs": tile.worst_tile_mean_abs,
+            **{name: sum(getattr(result, name) for result in results) for name in ("total", "failed")},
+            **{name: max(getattr(result, name) for result in results) for name in ("max_abs", "max_rel")},
+            **{name: getattr(tile, name) for name in ("worst_tile", "worst_tile_failed_share", "worst_tile_mean_abs")},
             "reason": next((result.reason for result in results if result.reason), ""),
         }
     )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import isfinite
 
 import torch
@@ -15,8 +15,6 @@ from rooflane.eval.check.gate import check_gate
 from rooflane.eval.check.stresses import SHARPEN, SPIKE, SPIKE_EVERY, Stress, load_stress_set
 from rooflane.eval.record.records import TruthCheck
 from rooflane.shapes import Shape
-
-Forward = Callable[[Tensor, Tensor | None], Tensor]
 
 # The worst error allowed, in units of the eager baseline's own: on stress inputs, and on any input of a
 # half-precision model.
@@ -42,14 +40,10 @@ class Truth:
     """
 
     def __init__(self, model: BaselineTransformer, shape: Shape, device: torch.device) -> None:
-        self._model = copy.deepcopy(model).double()
+        self.model = copy.deepcopy(model).double()  # a stress changes its weights beside the candidate's
         # 2 FLOPs a multiply-add: 4 square and 2 feed-forward projections a token, two products over S keys.
-        per_row = (
-            2
-            * shape.num_layers
-            * shape.seq_len
-            * (4 * shape.d_model**2 + 2 * shape.d_model * shape.ffn_dim + 2 * shape.seq_len * shape.d_model)
-        )
+        per_token = 4 * shape.d_model**2 + 2 * shape.d_model * shape.ffn_dim + 2 * shape.seq_len * shape.d_model
+        per_row = 2 * shape.num_layers * shape.seq_len * per_token
         input_bytes = 8 * shape.seq_len * shape.d_model
         affordable = min(TRUTH_FLOPS[device.type] / per_row, TRUTH_INPUT_BYTES / input_bytes)
         count = max(1, min(shape.batch_size, int(affordable)))
@@ -60,12 +54,7 @@ class Truth:
 
     def __call__(self, x: Tensor, mask: Tensor) -> Tensor:
         """Return the float64 output `[rows, S, D]` of the chosen rows."""
-        return chunked_reference(self._model, x[self.rows].double(), mask[self.rows], budget_bytes=TRUTH_SCRATCH_BYTES)
-
-    @property
-    def model(self) -> BaselineTransformer:
-        """The float64 model; a stress changes its weights beside the candidate's."""
-        return self._model
+        return chunked_reference(self.model, x[self.rows].double(), mask[self.rows], budget_bytes=TRUTH_SCRATCH_BYTES)
 
 
 def judge(name: str, out: Tensor, eager: Tensor, true: Tensor, factor: float, label: str) -> TruthCheck:
@@ -88,32 +77,6 @@ def judge(name: str, out: Tensor, eager: Tensor, true: Tensor, factor: float, la
     )
 
 
-def run_stress(
-    stress: Stress,
-    forward: Forward,
-    weights: nn.Module,
-    reference: BaselineTransformer,
-    truth: Truth,
-    shape: Shape,
-    device: torch.device,
-    seed: int,
-) -> TruthCheck:
-    """Run one stress input through candidate, eager and truth.
-
-    A stress on weights changes them in place on all three and puts them back, so a candidate that packs its weights
-    must notice both changes.
-    """
-    x, mask = draw_stress(stress, shape, device, seed)
-    with ExitStack() as changed:
-        for model in (weights, reference, truth.model):
-            changed.enter_context(stressed(model, stress))
-        with torch.inference_mode():
-            out = forward(x, mask)[truth.rows]
-            eager = reference(x, mask)[truth.rows]
-            true = truth(x, mask)
-    return judge(stress.name, out, eager, true, STRESS_FACTOR, truth.label)
-
-
 def draw_stress(stress: Stress, shape: Shape, device: torch.device, seed: int) -> tuple[Tensor, Tensor]:
     """Return a stress's input and mask."""
     dtype = torch_dtype(shape.dtype)
@@ -129,11 +92,7 @@ def stressed(model: nn.Module, stress: Stress) -> Iterator[None]:
 
     Models with parameters of the same names get the same values, whatever their dtype and device.
     """
-    chosen = [
-        (name, parameter)
-        for name, parameter in model.named_parameters()
-        if any(part in name for part in stress.touches)
-    ]
+    chosen = [entry for entry in model.named_parameters() if any(part in entry[0] for part in stress.touches)]
     kept = [parameter.detach().clone() for _, parameter in chosen]
     with torch.no_grad():
         generator = torch.Generator().manual_seed(0)

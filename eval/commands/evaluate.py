@@ -255,7 +255,7 @@ class Lines:
         place = f"process {event.process + 1} of {event.processes}{_left(event, ', ')}"
         if event.process == self.first:
             self.seen += 1
-            count = len(self.labels)
+            count = event.shapes
             at = f"[{self.seen:>{len(str(count))}}/{count}] shape {event.shape} {self.labels[event.shape]}"
             # A failure's reason can be a compiler's whole message; the end of the run prints it in full.
             text = event.text if len(event.text) <= LONGEST else f"{event.text[:LONGEST]}…"
@@ -269,5 +269,4 @@ class Lines:
 
 
 def _left(event: Event, before: str) -> str:
-    """Return the time left, in words; empty while it is unknown or nothing is left."""
     return f"{before}about {rough_duration(event.left_s)} left" if event.left_s else ""

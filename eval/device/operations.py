@@ -10,20 +10,14 @@ import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from rooflane.baseline import (
-    CONTROLS,
-    build_baseline,
-    config_of,
-    generate_random_case,
-    reference_numerics,
-    torch_dtype,
-)
+from rooflane.baseline import CONTROLS, build_baseline, config_of, generate_random_case, reference_numerics, torch_dtype
 from rooflane.dispatch import Profile, load_profile
 from rooflane.dispatch.ledger import Op, ledger
 from rooflane.eval.device.probe import measure_once
@@ -208,11 +202,8 @@ def match_ledger(launches: list[Launch], ops: tuple[Op, ...], device_type: str) 
     shares = [op.device_ops if device_type == "cuda" else 1 for op in ops]
     if sum(shares) != len(launches):
         return None
-    pairs, start = [], 0
-    for op, share in zip(ops, shares, strict=True):
-        pairs.append((op, launches[start : start + share]))
-        start += share
-    return pairs
+    rest = iter(launches)
+    return [(op, list(islice(rest, share))) for op, share in zip(ops, shares, strict=True)]
 
 
 def _add_up_matched(pairs: list[tuple[Op, list[Launch]]]) -> tuple[Operation, ...]:
@@ -234,7 +225,6 @@ def _add_up_matched(pairs: list[tuple[Op, list[Launch]]]) -> tuple[Operation, ..
 
 
 def _add_up_launches(launches: list[Launch]) -> tuple[Operation, ...]:
-    """Add up by kernel name."""
     rows: dict[str, list[Launch]] = {}
     for launch in launches:
         rows.setdefault(launch.name, []).append(launch)
@@ -254,11 +244,6 @@ def _wall_s(forward: Forward, x: Tensor, mask: Tensor | None) -> float:
             await_device()
             times.append(time.perf_counter() - start)
     return statistics.median(times)
-
-
-def count_device_operations(forward: Forward, x: Tensor, mask: Tensor | None) -> tuple[int, int]:
-    """Return (kernels, device-to-device copies) of one call on CUDA; on a CPU, (operations, 0)."""
-    return count_launches(trace(forward, x, mask))
 
 
 def count_launches(launches: list[Launch]) -> tuple[int, int]:

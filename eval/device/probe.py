@@ -114,7 +114,6 @@ def _known_profile(device: torch.device, title: str) -> Profile | None:
 
 
 def _cuda_figures(device: torch.device, measured) -> dict[str, Figure]:
-    """Return the figures only a GPU has."""
     limits = torch.cuda.get_device_properties(device)
     replay, node = graph_times(device)
     return {
@@ -292,15 +291,15 @@ def graph_times(device: torch.device) -> tuple[float, float]:
             end.record()
         torch.cuda.synchronize(device)
         replay = statistics.median(start.elapsed_time(end) for start, end in pairs) / 1e3
-        short, long = (_back_to_back_s(graph.replay, device) for graph in (single, many))
+        many.replay()
+        torch.cuda.synchronize(device)
+        short, long = (_back_to_back_s(graph.replay, device, 50) for graph in (single, many))
     return replay, max(long - short, 0.0) / GRAPH_NODES
 
 
-def _back_to_back_s(call: Callable[[], object], device: torch.device, calls: int = 50) -> float:
+def _back_to_back_s(call: Callable[[], object], device: torch.device, calls: int) -> float:
     """Return the CUDA event time of one of `calls` calls between a single pair of events."""
-    call()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize(device)
     start.record()
     for _ in range(calls):
         call()
@@ -317,14 +316,8 @@ def kernel_launch_s(device: torch.device) -> float:
     value = torch.zeros(1, device=device)
 
     def burst_s() -> float:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda._sleep(SLEEP_CYCLES)
-        start.record()
-        for _ in range(BURST):
-            value.add_(1.0)
-        end.record()
-        torch.cuda.synchronize(device)
-        return start.elapsed_time(end) / 1e3 / BURST
+        return _back_to_back_s(lambda: value.add_(1.0), device, BURST)
 
     with torch.inference_mode():
         burst_s()

@@ -46,7 +46,6 @@ def plot_roofline(forward: ForwardProfile, path: str | Path) -> None:
 
 
 def _draw(forward: ForwardProfile) -> Chart:
-    """Draw both halves of the plot."""
     shape = forward.shape
     title = f"{forward.arm} forward, shape {shape.id} ({shape.label()}) on {forward.profile.title}"
     figure = new_figure(WIDTH)
@@ -95,7 +94,6 @@ def _draw_products(axes: Axes, points: list[Operation], forward: ForwardProfile)
 
 
 def _draw_traffic(axes: Axes, rows: list[Operation], forward: ForwardProfile) -> None:
-    """Draw operations as bars of achieved bandwidth against the copy rate."""
     limit = forward.profile.copy_bytes_per_s
     scale, prefix = unit(limit)
     for place, row in enumerate(rows):

@@ -50,7 +50,6 @@ def collect_files(roots: Iterable[str]) -> dict[str, str]:
 
 
 def _imported(name: str, path: Path, packages: set[str]) -> Iterator[str]:
-    """Yield the modules of `packages` that a module imports."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     for node, optional in _imports(ast.parse(path.read_text(encoding="utf-8"), filename=str(path)), False):
         if isinstance(node, ast.Import):

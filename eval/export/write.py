@@ -6,7 +6,7 @@ import ast
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points, version
+from importlib.metadata import distribution, entry_points, version
 from pathlib import Path
 
 from rooflane.dispatch import Profile, RuleTable, host_profile
@@ -34,29 +34,6 @@ UserOptimizedTransformer = runtime.UserOptimizedTransformer
 
 if __name__ == "__main__":
     runtime.run()
-"""
-LICENCE = """
-MIT License
-
-Copyright (c) 2026 rooflane contributors
-
-Permission is hereby granted, free of charge, to any person obtaining a copy
-of this software and associated documentation files (the "Software"), to deal
-in the Software without restriction, including without limitation the rights
-to use, copy, modify, merge, publish, distribute, sublicense, and/or sell
-copies of the Software, and to permit persons to whom the Software is
-furnished to do so, subject to the following conditions:
-
-The above copyright notice and this permission notice shall be included in all
-copies or substantial portions of the Software.
-
-THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR
-IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY,
-FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE
-AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER
-LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
-OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
-SOFTWARE.
 """
 
 
@@ -140,7 +117,7 @@ def _header(found: Export, profile: Profile) -> str:
         *(f"    {shape.id}: {shape.label()}: plain torch" for shape, _ in found.plain),
         f"families: {', '.join(found.families)}",
         "",
-        *LICENCE.strip().splitlines(),
+        *distribution("rooflane").read_text("licenses/LICENSE").strip().splitlines(),
         '"""',
         "",
         "# ruff: noqa",
@@ -156,7 +133,6 @@ def _importer() -> str:
 
 
 def _plans(found: Export, homes: dict[str, tuple[str, str]]) -> str:
-    """Return the rows of the table of shapes."""
     host = host_profile()
     rows = []
     for shape, plan in found.planned:
@@ -173,7 +149,6 @@ def _options(plan: Plan) -> str:
 
 
 def _entry_point(family: str) -> tuple[str, str]:
-    """Return the module and name a family is registered under."""
     for entry in entry_points(group=GROUP):
         if entry.name == family or entry.load().name == family:
             return entry.module, entry.attr

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render(name: str, **values: Any) -> str:
     """Return a template filled in; a value it needs and was not given is an error."""
+    return make_environment().get_template(name).render(**values)
+
+
+def make_environment(**options: Any) -> Environment:
+    """Return the environment of the templates, with more of jinja2's options."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    return environment.get_template(name).render(**values)
+    loader = FileSystemLoader(TEMPLATES)
+    common = dict.fromkeys(("trim_blocks", "lstrip_blocks", "keep_trailing_newline"), True)
+    return Environment(loader=loader, undefined=StrictUndefined, **common, **options)

@@ -63,13 +63,9 @@ class Chunked(FamilySpec):
         return lean_predict_s(shape, profile, captured=False)
 
     def build(
-        self,
-        model: nn.Module,
-        shape: Shape,
-        device: device,
-        operand_dtype: str | None = None,
+        self, model: nn.Module, shape: Shape, device: device, operand_dtype: str | None = None,
         budget_gib: float = BUDGET_GIB,
-    ) -> Forward:
+    ) -> Forward:  # fmt: skip
         """Return the built forward."""
         from rooflane.families.chunked.build import build
 

@@ -115,7 +115,11 @@ def attend_chunk(qkv: Tensor, mask: Tensor | None, num_heads: int, causal: bool,
             out[index, :end] = _prefix(one, num_heads, causal)[0]
         else:
             one_mask = mask[index : index + 1, :end].contiguous()
-            out[index, :end] = _holes(one.contiguous(), one_mask, num_heads, causal, ops)[0]
+            one = one.contiguous()
+            if ops is TORCH_OPS and end > MASKED_ROWS:
+                out[index, :end] = _masked_rows(one, one_mask, num_heads, causal)[0]
+            else:
+                out[index, :end] = ops.attention(one, one_mask, ops.mask_extent(one_mask), num_heads, causal)[0]
     return out
 
 
@@ -129,13 +133,6 @@ def _prefix(qkv: Tensor, num_heads: int, causal: bool) -> Tensor:
     else:
         context = functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
     return context.transpose(1, 2).reshape(batch, length, packed // 3)
-
-
-def _holes(qkv: Tensor, mask: Tensor, num_heads: int, causal: bool, ops: LeanOps) -> Tensor:
-    """Attend one sequence that holds invalid tokens before its last valid one."""
-    if ops is TORCH_OPS and qkv.shape[1] > MASKED_ROWS:
-        return _masked_rows(qkv, mask, num_heads, causal)
-    return ops.attention(qkv, mask, ops.mask_extent(mask), num_heads, causal)
 
 
 def _masked_rows(qkv: Tensor, mask: Tensor, num_heads: int, causal: bool) -> Tensor:

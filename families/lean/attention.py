@@ -33,13 +33,9 @@ def mask_extent(mask: Tensor) -> Tensor:
 
 
 def attention(
-    qkv: Tensor,
-    mask: Tensor | None,
-    extent: Tensor | None,
-    num_heads: int,
-    causal: bool,
+    qkv: Tensor, mask: Tensor | None, extent: Tensor | None, num_heads: int, causal: bool,
     config: AttentionConfig | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Return the context `[B, S, D]` of `qkv [B, S, 3 D]` (contiguous, half precision; q, k, v side by side).
 
     `mask [B, S]` bool hides keys; `extent` is `mask_extent(mask)`. Rows past a sequence's extent come back as 0.

@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from rooflane.families.lean.lean import (
-    choose_ops,
-    kernels_run,
-    lean_body,
-    lean_finish,
-    lean_sum,
-    packed_weights,
-)
+from rooflane.families.lean.lean import choose_ops, kernels_run, lean_body, lean_finish, lean_sum, packed_weights
 from rooflane.families.runtime.call_checks import check_call, operand_dtype
 from rooflane.families.runtime.weights import PackedWeights
 from rooflane.shapes import Shape
@@ -30,14 +23,9 @@ Body = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
 
 
 def build_lean(
-    model: nn.Module,
-    shape: Shape,
-    device: torch.device | str,
-    operands: str | None,
-    *,
-    captured: bool,
+    model: nn.Module, shape: Shape, device: torch.device | str, operands: str | None, *, captured: bool,
     compiled: bool = False,
-) -> Forward:
+) -> Forward:  # fmt: skip
     """Return `(x [B, S, D], mask [B, S] or None) -> [B, S, D]`.
 
     `captured` replays a CUDA graph (not on a CPU, nor on a GPU older than Triton takes); `compiled` lets torch.compile

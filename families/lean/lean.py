@@ -36,16 +36,9 @@ class LeanOps:
 
 
 def torch_add_norm(
-    x: Tensor,
-    update: Tensor | None,
-    weight: Tensor,
-    bias: Tensor,
-    *,
-    eps: float,
-    out_dtype: torch.dtype,
-    residual: bool,
-    mask: Tensor | None = None,
-) -> tuple[Tensor | None, Tensor]:
+    x: Tensor, update: Tensor | None, weight: Tensor, bias: Tensor, *, eps: float, out_dtype: torch.dtype,
+    residual: bool, mask: Tensor | None = None,
+) -> tuple[Tensor | None, Tensor]:  # fmt: skip
     """Compute `pointwise.add_norm` in torch ops, for a compiler to fuse or a CPU to run."""
     x = x.float() if update is None else x.float() + update.float()
     out = functional.layer_norm(x, x.shape[-1:], weight, bias, eps).to(out_dtype)
@@ -100,27 +93,23 @@ def choose_ops(shape: Shape, device: torch.device, *, compiled: bool = False) ->
 def pack_lean(model: nn.Module, operand_dtype: torch.dtype) -> dict[str, Tensor]:
     """Copy a baseline-shaped model's weights into the lean layout, GEMM weights `[out, in]` in `operand_dtype`."""
     packed: dict[str, Tensor] = {}
+
+    def keep(name: str, source: nn.Linear | nn.LayerNorm, dtype: torch.dtype) -> None:
+        packed[f"{name}.weight"] = source.weight.detach().to(dtype, copy=True)
+        packed[f"{name}.bias"] = source.bias.detach().to(dtype, copy=True)
+
     for index, layer in enumerate(model.layers):
         attention = layer.attention
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        weights = {
-            "qkv.weight": torch.cat([linear.weight for linear in projections]).to(operand_dtype),
-            "qkv.bias": torch.cat([linear.bias for linear in projections]).to(operand_dtype),
-        }
-        for name, linear in (
-            ("out", attention.out_proj),
-            ("ffn_in", layer.ffn_in),
-            ("ffn_out", layer.ffn_out),
-        ):
-            weights[f"{name}.weight"] = linear.weight.to(operand_dtype, copy=True)
-            weights[f"{name}.bias"] = linear.bias.to(operand_dtype, copy=True)
-        for name, norm in (("norm1", layer.norm1), ("norm2", layer.norm2)):
-            weights[f"{name}.weight"] = norm.weight.to(torch.float32, copy=True)
-            weights[f"{name}.bias"] = norm.bias.to(torch.float32, copy=True)
-        packed.update({f"{index}.{name}": tensor.detach() for name, tensor in weights.items()})
+        for part in ("weight", "bias"):
+            together = torch.cat([getattr(linear, part).detach() for linear in projections])
+            packed[f"{index}.qkv.{part}"] = together.to(operand_dtype)
+        for name, linear in (("out", attention.out_proj), ("ffn_in", layer.ffn_in), ("ffn_out", layer.ffn_out)):
+            keep(f"{index}.{name}", linear, operand_dtype)
+        for name in ("norm1", "norm2"):
+            keep(f"{index}.{name}", getattr(layer, name), torch.float32)
     if model.final_norm is not None:
-        packed["norm.weight"] = model.final_norm.weight.detach().to(torch.float32, copy=True)
-        packed["norm.bias"] = model.final_norm.bias.detach().to(torch.float32, copy=True)
+        keep("norm", model.final_norm, torch.float32)
     return packed
 
 
@@ -135,15 +124,8 @@ def lean_body(
         return functional.linear(value, weights[f"{name}.weight"], weights[f"{name}.bias"])
 
     def norm(value: Tensor, update: Tensor | None, name: str) -> tuple[Tensor | None, Tensor]:
-        return ops.add_norm(
-            value,
-            update,
-            weights[f"{name}.weight"],
-            weights[f"{name}.bias"],
-            eps=eps,
-            out_dtype=operand_dtype,
-            residual=update is not None,
-        )
+        weight, bias, keep = weights[f"{name}.weight"], weights[f"{name}.bias"], update is not None
+        return ops.add_norm(value, update, weight, bias, eps=eps, out_dtype=operand_dtype, residual=keep)
 
     residual, update = x, None
     for layer in range(shape.num_layers):
@@ -156,14 +138,9 @@ def lean_body(
 
 
 def lean_finish(
-    residual: Tensor,
-    update: Tensor,
-    mask: Tensor | None,
-    weights: dict[str, Tensor],
-    ops: LeanOps,
-    out_dtype: torch.dtype,
-    eps: float,
-) -> Tensor:
+    residual: Tensor, update: Tensor, mask: Tensor | None, weights: dict[str, Tensor], ops: LeanOps,
+    out_dtype: torch.dtype, eps: float,
+) -> Tensor:  # fmt: skip
     """Return the final norm `[B, S, D]` in `out_dtype`, or its input without one; rows of invalid tokens are 0."""
     if "norm.weight" not in weights:
         return lean_sum(residual, update, mask, torch.empty_like(residual, dtype=out_dtype))

@@ -16,20 +16,12 @@ from rooflane.families.runtime.launch import BoundKernel
 TILE_ELEMENTS = 2048
 # (largest padded width, warps): a wider row needs more threads.
 WARPS = [(1024, 4), (4096, 8), (16384, 16)]
-MAX_WIDTH = WARPS[-1][0]
 
 
 def add_norm(
-    x: Tensor,
-    update: Tensor | None,
-    weight: Tensor,
-    bias: Tensor,
-    *,
-    eps: float,
-    out_dtype: torch.dtype,
-    residual: bool,
-    mask: Tensor | None = None,
-) -> tuple[Tensor | None, Tensor]:
+    x: Tensor, update: Tensor | None, weight: Tensor, bias: Tensor, *, eps: float, out_dtype: torch.dtype,
+    residual: bool, mask: Tensor | None = None,
+) -> tuple[Tensor | None, Tensor]:  # fmt: skip
     """Return `(r, LayerNorm(r))` for `r = x + update`, all `[B, S, D]`; r in float32, or None without `residual`.
 
     `mask [B, S]` bool zeroes the normalised rows of invalid tokens.
@@ -61,7 +53,6 @@ def bind_add_norm(
 def _add_norm_sizes(
     x: Tensor, update: Tensor | None, kept: Tensor | None, mask: Tensor | None
 ) -> tuple[int, int, dict[str, Any], int]:
-    """Return the grid, tokens, compile-time parameters and warps of one add_norm launch."""
     width = x.shape[-1]
     tokens = x.numel() // width
     block_w = triton.next_power_of_2(width)

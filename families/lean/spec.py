@@ -75,15 +75,8 @@ def lean_cases() -> Iterator[KernelCase]:
         for width in (128, 1024):
             flags = {"HAS_UPDATE": True, "STORE_RESIDUAL": True, "HAS_MASK": False}
             tiles = {"WIDTH": width, "BLOCK_T": 2048 // width, "BLOCK_W": width}
-            yield TritonCase(
-                f"add_norm d{width}",
-                at,
-                _kernel("pointwise_kernel:add_norm_kernel"),
-                ADD_NORM_TYPES,
-                flags | tiles,
-                4,
-                3,
-            )
+            add_norm = _kernel("pointwise_kernel:add_norm_kernel")
+            yield TritonCase(f"add_norm d{width}", at, add_norm, ADD_NORM_TYPES, flags | tiles, 4, 3)
         yield TritonCase("gelu", at, _kernel("pointwise_kernel:gelu_kernel"), GELU_TYPES, {"BLOCK": 2048}, 4, 3)
 
 

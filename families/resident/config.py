@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Self
 
@@ -16,10 +16,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from rooflane.families.runtime.bound import Launch
-
-    # Binds the launch of calls like a sample `(x, mask, out)`.
-    Bind = Callable[[Tensor, Tensor | None, Tensor], Launch]
+    from rooflane.families.runtime.bound import Bind
 
 CAPABILITY = (9, 0)  # of the GPUs that the CUDA C++ kernels run on
 # What the family takes: a program holds a sequence's residual in registers and its heads' keys in shared memory.
@@ -63,6 +60,11 @@ class ResidentConfig(ABC):
     @abstractmethod
     def predict_s(self, profile: Limits) -> float:
         """Return the predicted device seconds of one call, without the launch."""
+
+    @property
+    def flags(self) -> int:
+        """int32 flags of a launch."""
+        return 0
 
     @property
     @abstractmethod

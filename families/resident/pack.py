@@ -82,12 +82,10 @@ def pack_padded(model: nn.Module, layout: Layout, operand_dtype: torch.dtype) ->
 
 
 def _pad(tensor: Tensor, rows: int, columns: int) -> Tensor:
-    """Return the last two dimensions padded with zeros to `rows x columns`."""
     return nn.functional.pad(tensor, (0, columns - tensor.shape[-1], 0, rows - tensor.shape[-2]))
 
 
 def _pad_row(tensor: Tensor, columns: int) -> Tensor:
-    """Return a vector padded with zeros."""
     return nn.functional.pad(tensor, (0, columns - tensor.shape[-1]))
 
 

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from rooflane.families.resident.config import Bind
-    from rooflane.families.runtime.bound import Launch
+    from rooflane.families.runtime.bound import Bind, Launch
 
 NO_SM90 = "needs compute capability 9.0 and the CUDA C++ compiler"
 # Shared memory that a program and its own arrays may take together.
@@ -63,10 +62,6 @@ class Sm90Config(ResidentConfig):
     @property
     def scratch_words(self) -> int:
         """32-bit words that pass between programs through device memory."""
-        return 0
-
-    @property
-    def flags(self) -> int:
         return 0
 
     @property

@@ -28,15 +28,7 @@ LEAST_CAPABILITY = (8, 0)
 SHARED_KIB = 99
 
 # The kernels in order of preference: the first that can plan a shape takes it. briefs/resident.md has the timings.
-LADDER: list[type[ResidentConfig]] = [
-    RowBlocks,
-    RowWarps,
-    FlaggedRows,
-    Warpgroups,
-    LayeredRows,
-    Halves,
-    Whole,
-]
+LADDER: list[type[ResidentConfig]] = [RowBlocks, RowWarps, FlaggedRows, Warpgroups, LayeredRows, Halves, Whole]
 
 
 @dataclass(frozen=True)

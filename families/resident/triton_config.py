@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from rooflane.families.resident.config import Bind
-    from rooflane.families.runtime.bound import Launch
+    from rooflane.families.runtime.bound import Bind, Launch
 
 TYPES = {
     "x_ptr": "*fp32", "mask_ptr": "*i1", "out_ptr": "*fp32", "weight_ptr": "*fp16", "bias_ptr": "*fp32",
@@ -69,10 +68,6 @@ class TritonConfig(ResidentConfig):
         Only batches that leave the device empty have any: at most 16 rows a multiprocessor, or 64 for halves, times
         the layers where each keeps a scratch of its own.
         """
-        return 0
-
-    @property
-    def flags(self) -> int:
         return 0
 
     @property

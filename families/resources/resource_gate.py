@@ -21,7 +21,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError
@@ -84,7 +84,6 @@ def code_key(case: KernelCase) -> str:
 
 
 def _source(case: TritonCase) -> Any:
-    """Return a Triton kernel with its types and constants."""
     from triton.compiler import ASTSource
 
     function = case.load()
@@ -107,7 +106,6 @@ def measure(case: KernelCase) -> Resources:
 
 
 def _measure_triton(case: TritonCase) -> tuple[int, int, int]:
-    """Return registers, spilled bytes and shared bytes of a Triton kernel."""
     import triton
     from triton.backends.compiler import GPUTarget
 
@@ -125,7 +123,6 @@ def _measure_triton(case: TritonCase) -> tuple[int, int, int]:
 
 
 def _measure_cuda(case: CudaCase) -> tuple[int, int, int]:
-    """Return registers, spilled bytes and shared bytes of a CUDA C++ kernel."""
     from rooflane.families.runtime.cuda_kernel import compiler_report
 
     report = compiler_report(case.source, f"sm_{case.architecture.number}a")
@@ -145,7 +142,6 @@ def _leave_out_assembler(*arguments: Any) -> tuple[str, str] | None:
 
 
 def _assemble(ptx: str, number: int) -> tuple[int, int]:
-    """Return registers and spilled bytes a thread, as ptxas reports them."""
     import triton
 
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -161,7 +157,6 @@ def _assemble(ptx: str, number: int) -> tuple[int, int]:
 
 
 def _reported(report: str, number: int) -> tuple[int, int]:
-    """Return registers and spilled bytes a thread from an assembler's report."""
     registers = re.search(r"Used (\d+) registers", report)
     spills = re.search(r"(\d+) bytes spill stores", report)
     if not (registers and spills):
@@ -246,18 +241,16 @@ def write_record(version: str, measured: dict[str, Resources]) -> None:
     """Write a compiler version's figures into the record, the other versions kept."""
     record = _read()
     record[version] = {key: asdict(value) for key, value in measured.items()}
-    RECORD.write_text("\n".join(_lines(record)) + "\n")
+    RECORD.write_text(_text(record))
 
 
-def _lines(record: Mapping[str, Recorded]) -> Iterator[str]:
-    """Yield the record as JSON with one kernel a line, so that a diff reads as a table."""
-    yield "{"
-    for version_index, (version, kernels) in enumerate(record.items()):
-        yield f" {json.dumps(version)}: {{"
-        for index, (key, values) in enumerate(kernels.items()):
-            yield f"  {json.dumps(key)}: {json.dumps(values)}{',' if index + 1 < len(kernels) else ''}"
-        yield f" }}{',' if version_index + 1 < len(record) else ''}"
-    yield "}"
+def _text(record: Mapping[str, Recorded]) -> str:
+    """Return the record as JSON with one kernel a line, so that a diff reads as a table."""
+    blocks = []
+    for version, kernels in record.items():
+        lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(values)}" for key, values in kernels.items())
+        blocks.append(f" {json.dumps(version)}: {{\n{lines}\n }}")
+    return "{\n" + ",\n".join(blocks) + "\n}\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

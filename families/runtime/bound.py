@@ -16,13 +16,12 @@ from rooflane.shapes import Shape
 
 # A bound launch: `(stream, x, mask, out)` submits one call's work on a raw stream.
 Launch = Callable[[int, Tensor, Tensor | None, Tensor], None]
+# Binds the launch of calls like a sample `(x, mask, out)`.
+Bind = Callable[[Tensor, Tensor | None, Tensor], Launch]
 
 
 def bound_forward(
-    bind: Callable[[Tensor, Tensor | None, Tensor], Launch],
-    weights: PackedWeights,
-    shape: Shape,
-    device: torch.device,
+    bind: Bind, weights: PackedWeights, shape: Shape, device: torch.device
 ) -> Callable[[Tensor, Tensor | None], Tensor]:
     """Return `(x [B, S, D], mask [B, S] or None) -> [B, S, D]`, its common calls in C++ where that is built."""
     forward = BoundForward(bind, weights, shape, device)
@@ -33,13 +32,7 @@ def bound_forward(
 class BoundForward:
     """Run the launch that `bind(x, mask, out)` returns: one for calls with a mask, one for calls without."""
 
-    def __init__(
-        self,
-        bind: Callable[[Tensor, Tensor | None, Tensor], Launch],
-        weights: PackedWeights,
-        shape: Shape,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, bind: Bind, weights: PackedWeights, shape: Shape, device: torch.device) -> None:
         self._bind = bind
         self._weights = weights
         self._shape = shape
@@ -52,17 +45,9 @@ class BoundForward:
         """Return this forward behind a call in C++, which passes on calls of other kinds and those not bound yet."""
         weight, shape = next(iter(self._weights.tensors.values())), self._shape
         return module.Call(
-            self,
-            self._launches,
-            current_device,
-            raw_stream,
-            self._guard.enter,
-            self._weights.refresh,
-            weight.device,
-            self._index,
-            DTYPES[shape.dtype],
-            (shape.batch_size, shape.seq_len, shape.d_model),
-        )
+            self, self._launches, current_device, raw_stream, self._guard.enter, self._weights.refresh, weight.device,
+            self._index, DTYPES[shape.dtype], (shape.batch_size, shape.seq_len, shape.d_model),
+        )  # fmt: skip
 
     def __call__(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         if current_device() != self._index:

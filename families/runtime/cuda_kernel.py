@@ -72,14 +72,9 @@ def _compile(source: str, architecture: str, *more: str) -> tuple[bytes, str]:
 
 
 def load_kernel(
-    cubin: bytes,
-    name: str,
-    grid: int,
-    threads: int,
-    shared_bytes: int,
-    fixed: Sequence[Tensor | int | float],
+    cubin: bytes, name: str, grid: int, threads: int, shared_bytes: int, fixed: Sequence[Tensor | int | float],
     device: torch.device,
-) -> Callable[[int, Tensor, Tensor | None, Tensor], None]:
+) -> Callable[[int, Tensor, Tensor | None, Tensor], None]:  # fmt: skip
     """Load a kernel and return `launch(stream, x, mask, out)`.
 
     `fixed` are the parameters behind those three: tensors stand for their addresses and are kept alive with the launch;

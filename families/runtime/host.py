@@ -75,16 +75,9 @@ class PythonLauncher:
     """Launch like the compiled `Launcher`, from Python."""
 
     def __init__(
-        self,
-        entry: int,
-        function: int,
-        grid: int,
-        threads: int,
-        shared_bytes: int,
-        fixed: tuple[int, ...],
-        enter: Callable[[], None],
-        held: object,
-    ) -> None:
+        self, entry: int, function: int, grid: int, threads: int, shared_bytes: int, fixed: tuple[int, ...],
+        enter: Callable[[], None], held: object,
+    ) -> None:  # fmt: skip
         self._driver = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *SIZES, *[ctypes.c_void_p] * 3)(entry)
         self._sizes = (function, grid, 1, 1, threads, 1, 1, shared_bytes)
         self._fixed, self._enter, self._held = fixed, enter, held

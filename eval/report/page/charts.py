@@ -253,12 +253,9 @@ def roofline(data: PageData, width: float, titled: bool = False) -> Chart | None
 
 
 def draw_roofs(
-    axes: Axes,
-    places: Sequence[tuple[float, float]],
-    peaks: dict[str, tuple[str, float]],
-    bandwidth: float,
+    axes: Axes, places: Sequence[tuple[float, float]], peaks: dict[str, tuple[str, float]], bandwidth: float,
     solid: set[str],
-) -> list[tuple[float, float, str]]:
+) -> list[tuple[float, float, str]]:  # fmt: skip
     """Scale axes for points (FLOPs a byte, FLOP/s) and draw the copy roof and each matrix roof.
 
     `peaks` maps a dtype to (rate's name, FLOP/s); roofs of dtypes outside `solid` are dashed. Returns the roofs'
@@ -266,9 +263,8 @@ def draw_roofs(
     """
     top = max(rate for _, rate in peaks.values())
     scale, prefix = unit(top)
-    across = log_limits(
-        [x for x, _ in places] + [rate / bandwidth * side for _, rate in peaks.values() for side in (0.5, 3)]
-    )
+    sides = [rate / bandwidth * side for _, rate in peaks.values() for side in (0.5, 3)]
+    across = log_limits([x for x, _ in places] + sides)
     up = log_limits([y for _, y in places] + [top * 2, bandwidth * across[0] * 1.5])
     log_axes(axes, across, (up[0] / scale, up[1] / scale))
     start, end = max(across[0], up[0] / bandwidth), min(top / bandwidth, across[1])
@@ -328,7 +324,6 @@ def write_plot(data: PageData, path: Path) -> None:
 
 
 def _heading(figure: Figure, data: PageData, title: str) -> float:
-    """Write the title and the run above a chart; return where they end."""
     room = figure.get_figwidth() * 72 - 2 * MARGIN
     write_text(figure, MARGIN, 24, shorten(f"{title}, {data.device}", room / 1.1, 14), fontsize=14, fontweight="bold")
     started = data.meta.started_at[:10]
@@ -395,7 +390,6 @@ def _draw_row(figure: Figure, axes: Axes, row: Row, y: float, height: float, nam
 
 
 def _plane(figure: Figure, top: float, across: str, up: str) -> Axes:
-    """Return axes below a legend, with the names of both."""
     width = figure.get_figwidth() * 72
     left, right, top = 62, width - MARGIN - 4, top + 34
     bottom = top + min(right - left, 340.0)
@@ -406,7 +400,6 @@ def _plane(figure: Figure, top: float, across: str, up: str) -> Axes:
 
 
 def _time(series: Series, cell: Cell) -> Mark:
-    """Return the mark of an arm's event time."""
     event = cell.event_ms
     title = f"{series.label}: {number(event.centre)} ms ({number(event.low)}-{number(event.high)})"
     if cell.status != "ok":
@@ -415,7 +408,6 @@ def _time(series: Series, cell: Cell) -> Mark:
 
 
 def _ratio_mark(series: Series, value: float | None, what: str, of: str) -> list[Mark]:
-    """Return a mark for a positive finite ratio, nothing for another."""
     if value is None or not math.isfinite(value) or value <= 0:
         return []
     return [Mark(series, value, f"{what}: {number(value)} of {of}")]

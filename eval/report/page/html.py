@@ -15,7 +15,7 @@ from rooflane.eval.record.records import RECORDS_FILE, RUN_FILE, TruthCheck
 from rooflane.eval.report.page.charts import NARROW, PLOT_KINDS, WIDE, draw
 from rooflane.eval.report.page.drawing import clean, scheme_css, svg_text
 from rooflane.eval.report.page.source import PageData
-from rooflane.eval.report.render import TEMPLATES
+from rooflane.eval.report.render import TEMPLATES, make_environment
 from rooflane.eval.report.table import NONE, Table, number
 from rooflane.eval.report.tables import all_tables, conditions, environment_line, headline_lines, verdict_word
 from rooflane.eval.stats.figures import Headline
@@ -30,15 +30,10 @@ FILES = {
 }
 # Which section shows a table of the report, by how its title begins; a table that no line names goes with the clocks.
 PLACES = {
-    "event time": "results",
-    "verdict": "results",
-    "Ranking": "results",
-    "Too large": "results",
+    **dict.fromkeys(("event time", "verdict", "Ranking", "Too large"), "results"),
     "Prediction": "predictions",
     "set-up and price": "price",
-    "Failures": "outcomes",
-    "Findings": "outcomes",
-    "Not run": "outcomes",
+    **dict.fromkeys(("Failures", "Findings", "Not run"), "outcomes"),
 }
 CLOCKS = "clocks"
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d*)?(?:e[-+]?\d+)?")
@@ -50,17 +45,10 @@ def render_page(data: PageData, folder: Path) -> str:
 
     Texts of the records are escaped, and the page's own policy forbids it to fetch anything.
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        undefined=StrictUndefined,
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        finalize=lambda value: clean(value) if type(value) is str else value,
+    environment = make_environment(
+        autoescape=True, finalize=lambda value: clean(value) if type(value) is str else value
     )
     environment.globals |= {"sort_key": sort_key, "numeric_columns": numeric_columns}
     style = scheme_css(":root") + (TEMPLATES / "page.css").read_text(encoding="utf-8")
@@ -137,12 +125,8 @@ def report_sections(data: PageData) -> dict[str, list[Table]]:
 
 def integrity_table(data: PageData) -> Table:
     """Return the evidence of manipulation that records carry."""
-    rows = [
-        (row.shape.id, cell.arm, text)
-        for row in data.summary.rows
-        for cell in row.cells.values()
-        for text in cell.integrity
-    ]
+    cells = [(row.shape.id, cell) for row in data.summary.rows for cell in row.cells.values()]
+    rows = [(name, cell.arm, text) for name, cell in cells for text in cell.integrity]
     return Table("Integrity", ("id", "arm", "evidence"), tuple(rows), 3)
 
 
@@ -151,31 +135,25 @@ def truth_table(data: PageData) -> Table:
     places = [(row.shape.id, cell.arm) for row in data.summary.rows for cell in data.candidates(row)]
     inputs = tuple(dict.fromkeys(name for checks in data.truth.values() for name in checks))
     rows = [(*key, *(_ratio(data.truth[key].get(name)) for name in inputs)) for key in places if key in data.truth]
-    return Table(
-        "Worst error against fp64, in units of eager's own error",
-        ("id", "arm", *inputs),
-        tuple(rows),
-        2,
+    note = (
         "below 1 is closer to fp64 than eager; ~ outside the tolerance, where eager itself strays, and within the "
-        "allowed factor of eager's error; ! fails",
+        "allowed factor of eager's error; ! fails"
     )
+    title = "Worst error against fp64, in units of eager's own error"
+    return Table(title, ("id", "arm", *inputs), tuple(rows), 2, note)
 
 
 def price_table(data: PageData) -> tuple[Table, list[float]]:
     """Return the price of 1e9 tokens for eager and every candidate, and the tokens a second of each row."""
     cells = [(row, cell) for row in data.summary.rows for cell in (row.eager, *data.candidates(row))]
     priced = [(row.shape, cell) for row, cell in cells if cell.tokens_per_s]
-    table = Table(
-        "Price of 1e9 tokens",
-        ("id", "shape", "arm", "tokens/s", "$ per 1e9 tokens"),
-        tuple(
-            (shape.id, shape.label(), cell.arm, number(cell.tokens_per_s), number(cell.price_per_1e9_tokens))
-            for shape, cell in priced
-        ),
-        3,
-        "valid tokens only, the geometric mean over processes: the price of an hour over the tokens of an hour",
-    )
-    return table, [cell.tokens_per_s for _, cell in priced]
+    rows = [
+        (shape.id, shape.label(), cell.arm, number(cell.tokens_per_s), number(cell.price_per_1e9_tokens))
+        for shape, cell in priced
+    ]
+    columns = ("id", "shape", "arm", "tokens/s", "$ per 1e9 tokens")
+    note = "valid tokens only, the geometric mean over processes: the price of an hour over the tokens of an hour"
+    return Table("Price of 1e9 tokens", columns, tuple(rows), 3, note), [cell.tokens_per_s for _, cell in priced]
 
 
 def environment_tables(data: PageData) -> dict[str, Table]:
@@ -214,13 +192,8 @@ def confusion_table(data: PageData) -> Table:
     known = [regime == was for regime, was, _ in pairs if was != UNMEASURED]
     note = f"{sum(known)} of {len(known)} regimes as predicted"
     heads = ("predicted", *(name if name == UNMEASURED else f"measured {name}" for name in columns))
-    return Table(
-        "Regimes: predicted against measured",
-        heads,
-        tuple(rows),
-        len(heads),
-        note if known else "no regime was measured: this device has no clock of its own",
-    )
+    note = note if known else "no regime was measured: this device has no clock of its own"
+    return Table("Regimes: predicted against measured", heads, tuple(rows), len(heads), note)
 
 
 def _ratio(check: TruthCheck | None) -> str:
@@ -256,11 +229,9 @@ def _card(headline: Headline, line: str) -> dict[str, str]:
 
 
 def _link(path: Path, folder: Path) -> str:
-    """Return a relative link from the page's folder to a file."""
     relative = Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
     return quote(relative if relative.startswith(".") else f"./{relative}")
 
 
 def _allowed(text: str) -> str:
-    """Return the policy's word for one inline text."""
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"

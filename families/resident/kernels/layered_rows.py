@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from rooflane.families.resident.config import Bind
-    from rooflane.families.runtime.bound import Launch
+    from rooflane.families.runtime.bound import Bind, Launch
 
 # A layer of thin rows with a launch of its own: shapes 2 to 4 on the H200.
 LAUNCH_S = 10e-6

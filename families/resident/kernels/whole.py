@@ -82,12 +82,9 @@ class Halves(_Blocks):
     HALVES = True
     EFFICIENCY = 0.36  # shapes 1, 7, 11 on the H200
     CASES = [
-        (128, 4, 128, 128, 64, True),
-        (32, 4, 32, 128, 64, True),
-        (32, 4, 128, 128, 64, True),
-        (128, 16, 128, 128, 64, True),
-        (96, 3, 384, 100, 64, True),
-    ]
+        (128, 4, 128, 128, 64, True), (32, 4, 32, 128, 64, True), (32, 4, 128, 128, 64, True),
+        (128, 16, 128, 128, 64, True), (96, 3, 384, 100, 64, True),
+    ]  # fmt: skip
 
     @classmethod
     def try_plan(cls, shape: Shape, room: Room) -> Self | str:
@@ -124,14 +121,10 @@ class Whole(_Blocks):
     HALVES = False
     EFFICIENCY = 0.58  # shapes 5, 6, 9 on the H200
     CASES = [
-        (128, 4, 128, 128, 128, True),
-        (128, 1, 128, 128, 64, True),
-        (128, 2, 128, 128, 64, True),
-        (128, 4, 128, 32, 64, True),
-        (128, 4, 512, 128, 256, True),
-        (48, 3, 96, 31, 64, True),
+        (128, 4, 128, 128, 128, True), (128, 1, 128, 128, 64, True), (128, 2, 128, 128, 64, True),
+        (128, 4, 128, 32, 64, True), (128, 4, 512, 128, 256, True), (48, 3, 96, 31, 64, True),
         (128, 4, 128, 16, 500, False),
-    ]
+    ]  # fmt: skip
 
     @classmethod
     def try_plan(cls, shape: Shape, room: Room) -> Self | str:

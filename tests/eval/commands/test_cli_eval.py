@@ -231,13 +231,13 @@ def test_an_80_column_terminal_gets_a_bar_one_skip_line_and_a_table_without_spli
 
 
 def test_lines_of_a_failure_are_cut_and_a_resumed_run_counts_from_its_own_first_process(capsys):
-    shapes = [Shape(name, 2, 8, 16, 2, 32, 1) for name in ("s1", "s2")]
+    shapes = [Shape(name, 2, 8, 16, 2, 32, 1) for name in ("s1", "s2", "too_large")]
     show = evaluate.Lines(shapes)
-    show(Event("stage", 1, 3, "s1", "sdpa", "time", 4, 9, "time sdpa", 5.0, None))
-    show(Event("shape", 1, 3, "s1", "", "", 4, 9, "mine error: " + "x" * 5000, 5.0, 240.0))
-    show(Event("shape", 1, 3, "s2", "", "", 5, 9, "mine 1.00 ms", 6.0, 59.0))
-    show(Event("shape", 2, 3, "s1", "", "", 6, 9, "mine 1.00 ms", 7.0, 7400.0))
-    show(Event("shape", 2, 3, "s2", "", "", 9, 9, "mine 1.00 ms", 8.0, 0.0))
+    show(Event("stage", 1, 3, "s1", "sdpa", "time", 4, 9, "time sdpa", 5.0, None, 2))
+    show(Event("shape", 1, 3, "s1", "", "", 4, 9, "mine error: " + "x" * 5000, 5.0, 240.0, 2))
+    show(Event("shape", 1, 3, "s2", "", "", 5, 9, "mine 1.00 ms", 6.0, 59.0, 2))
+    show(Event("shape", 2, 3, "s1", "", "", 6, 9, "mine 1.00 ms", 7.0, 7400.0, 2))
+    show(Event("shape", 2, 3, "s2", "", "", 9, 9, "mine 1.00 ms", 8.0, 0.0, 2))
     one, two, three = capsys.readouterr().err.splitlines()
     assert one.startswith("[1/2] shape s1 2x8x16: mine error: xxx") and len(one) < 200
     assert one.endswith("(process 2 of 3, about 4 min left)")

@@ -16,9 +16,10 @@ from rooflane.eval.device import operations
 from rooflane.eval.device.operations import (
     Launch,
     Operation,
-    count_device_operations,
+    count_launches,
     match_ledger,
     profile_operations,
+    trace,
 )
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.shapes import Shape
@@ -45,7 +46,7 @@ def eager(shape: Shape):
 def test_cpu_operations_are_the_ledgers_one_for_one(name: str, masked: bool):
     # A CPU runs the same aten operations a GPU turns into kernels and copies; below 2 GiB each is one.
     model, x, mask = eager(SHAPES[name])
-    found = count_device_operations(model, x, mask if masked else None)
+    found = count_launches(trace(model, x, mask if masked else None))
     assert found == (ledger(SHAPES[name], masked=masked).device_ops, 0)
 
 
@@ -55,7 +56,7 @@ def test_gpu_kernels_and_copies_are_the_ledgers(shape: Shape):
     model = build_baseline(shape, "cuda", seed=1)
     x, mask = generate_random_case(config_of(shape), "cuda", getattr(torch, shape.dtype), seed=1)
     book = ledger(shape)
-    assert count_device_operations(model, x, mask) == (book.device_ops - book.memcpys, book.memcpys)
+    assert count_launches(trace(model, x, mask)) == (book.device_ops - book.memcpys, book.memcpys)
 
 
 def test_eager_rows_carry_the_ledgers_work():

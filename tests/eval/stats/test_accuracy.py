@@ -14,7 +14,6 @@ from rooflane.eval.check.truth import (
     draw_stress,
     judge,
     missing_parameter,
-    run_stress,
     stressed,
 )
 from rooflane.eval.record.records import BIN_EDGES, TruthCheck, Verification
@@ -110,7 +109,7 @@ def test_a_module_without_the_parameter_is_named():
     assert missing_parameter(build_baseline(Shape("t", 1, 2, 4, 1, 4, 1), CPU, 1), sharpen) is None
 
 
-def test_forgotten_norm_parameters_are_caught_by_drawn_norms_alone():
+def test_forgotten_norm_parameters_are_caught_by_drawn_norms_alone(run_stress):
     shape = Shape("tiny", 2, 16, 16, 2, 24, 1)
     model, reference = build_baseline(shape, CPU, 1), build_baseline(shape, CPU, 1)
 
@@ -135,7 +134,7 @@ def test_spikes_are_in_the_input(tiny_shape):
     assert int((spiked != plain).sum()) == 5  # elements 0, 1021, 2042, 3063 and 4084 of 4096
 
 
-def test_lines_keep_the_worst_process_and_a_record_grows_by_less_than_a_kilobyte(make_record, tiny_shape):
+def test_lines_keep_the_worst_process_and_a_record_grows_by_less_than_a_kilobyte(make_record, tiny_shape, run_stress):
     model, reference = build_baseline(tiny_shape, CPU, 1), build_baseline(tiny_shape, CPU, 1)
     truth = Truth(reference, tiny_shape, CPU)
 

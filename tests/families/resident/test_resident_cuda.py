@@ -11,7 +11,7 @@ import torch
 from rooflane.baseline import build_baseline, config_of, copy_model_weights, generate_random_case, reference_numerics
 from rooflane.eval.check.gate import check_gate
 from rooflane.eval.check.outputs import poison
-from rooflane.eval.check.truth import STRESSES, Truth, run_stress
+from rooflane.eval.check.truth import STRESSES, Truth
 from rooflane.families import get_family
 from rooflane.families.resident.build import build_configured, room_of
 from rooflane.families.resident.config import H200 as H200_ROOM
@@ -86,7 +86,7 @@ def test_the_published_shapes_and_their_neighbours_are_in_scope():
 
 
 @pytest.mark.parametrize("shape", in_scope(), ids=lambda shape: f"shape-{shape.id}-")
-def test_passes_at_eight_seeds(shape, record_property):
+def test_passes_at_eight_seeds(shape, record_property, run_stress):
     """Gate at padding 0 and 0.3 and with holes, stress verdict on every stress input; the worst use is kept."""
     device = torch.device("cuda")
     reference_numerics(device)
