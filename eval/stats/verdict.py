@@ -167,8 +167,8 @@ def judge_campaign(
 ) -> Judgement:
     """Judge a campaign's geometric mean; `contaminated` is why the campaign has no figure, or empty.
 
-    A quick campaign claims nothing. Nor does a campaign with fewer than six processes that have clean blocks of every
-    shape.
+    A quick campaign claims nothing. A campaign claims nothing either when fewer than six processes have clean blocks
+    of every shape.
     """
     if quick:
         return Judgement(Verdict.NONE, "a quick run claims no verdict")

@@ -27,7 +27,7 @@ LAYER_S, EFFICIENCY = 2.9e-6, 0.65
 class RowWarps(FragmentConfig):
     """A launch of the row-warp kernel: `warps` a program, `pair` of them (one or two) for a block of 16 rows.
 
-    `span` blocks of keys are taken together.
+    It reads `span` key blocks in one step.
     """
 
     kernel = "rowwarps"
@@ -103,7 +103,7 @@ class RowWarps(FragmentConfig):
 
     @property
     def threads(self) -> int:
-        """Threads of a program: its warps and the producer warp, a warpgroup where it hands over registers."""
+        """Threads of a program: its warps and a producer warp, or a producer warpgroup that gives registers away."""
         return self.warps * 32 + (128 if self.warps == MOST_WARPS else 32)
 
     @property
@@ -135,7 +135,7 @@ class RowWarps(FragmentConfig):
         return f"{self.warps}w {self.pair}t over {self.split} of {self.sequence_blocks} {reach} r{self.stages}"
 
     def predict_s(self, profile: Limits) -> float:
-        """Return the predicted device seconds: what one program's blocks of rows take, in waves."""
+        """Return the predicted device seconds: the time of one program's row blocks, times the waves of programs."""
         shape, rows, keys = self.shape, self.warps // self.pair * BLOCK_ROWS, self.sequence_blocks * BLOCK_ROWS
         flops = 2 * rows * self.layer_tiles * shape.d_model**2 + 4 * rows * keys * shape.d_model
         seconds = unit_seconds(shape, profile, flops, shape.num_heads * rows * keys)
