@@ -18,6 +18,8 @@ DEBUG = "--debug"
 app = Group(
     name="rooflane",
     no_args_is_help=True,
+    # In rich's own markup `[dispatched]` is a style: help would lose every default in brackets.
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     help="Predict what limits a transformer forward, route it to a fast family, and prove the speedup.",
 )

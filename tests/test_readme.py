@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 # The README first: what its commands write, those of the other pages read.
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
-PROGRAMS = ("rooflane", "python", "pytest", "make", "pip")
+PROGRAMS = ("rooflane", "python", "make", "pip", "pytest")
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`([^`\n]+)`")
 FILE_COMMENT = re.compile(r"# ([\w./-]+\.(?:py|toml|csv))\n")
@@ -118,8 +118,6 @@ def expand(command: str, clone: Path) -> list[str]:
         return ["make", "-n", *words[1:]]
     if words[0] == "pip":
         return [sys.executable, "-m", "pip", *words[1:], "--dry-run", "--no-deps", "--no-build-isolation", "--quiet"]
-    if words[0] == "pytest":
-        return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words[1:]]
     if words[0] == "python":
         return [sys.executable, *words[1:], *(SMALL_MODEL + SHORT_BENCHMARK if ORGANISER in words else [])]
     # What continues a run, or judges families, gets the latest run here; what only reads one, the record of 14 shapes.

@@ -1,4 +1,4 @@
-"""The timing of one shape's arms: estimates, blocks, the other clocks, and what the clocks say against each other."""
+"""The timing of one shape's arms: estimates, blocks, the other clocks, and contradictions between the clocks."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 LEAST_BUDGET_S = 0.05
-# Controls give context, not the headline: half an arm's seconds are enough. No-op and anchor are short by design.
+# Controls give context, not the headline, so they get half of an arm's seconds. A no-op or anchor call is short.
 BUDGET_SHARES = {"control": 0.5, "noop": 0.1, "anchor": 0.1}
 FULL_BUDGET = ("identity",)
-# What the other clocks are taken of, and how many calls by each.
+# The kinds of arm that the other clocks time, and the calls for each clock.
 STATE_KINDS = ("baseline", "candidate", "control")
 STATE_CALLS = {"cuda": 20, "cpu": 7}
-# An estimate this many times too long bought an arm too few calls.
+# An arm gets a new count when its calls now allow over this many times the repeats of its first estimate.
 RECOUNT = 2
 
 
@@ -95,7 +95,7 @@ class ShapeTiming:
         return failures
 
     def findings(self, row: ArmRow) -> list[str]:
-        """Return what the clocks say against an arm's own times, and what its windows showed."""
+        """Return where other clocks contradict an arm's own times, and what its windows showed."""
         timer = self.timers.get(str(row.arm))
         if timer is None:
             return []
@@ -169,7 +169,7 @@ class ShapeTiming:
         )
 
     def _settle(self, worker: str) -> None:
-        with suppress(Crash, CallFailed):  # the arms' own windows tell of it
+        with suppress(Crash, CallFailed):  # the arms' own windows report it
             arm = EAGER_ARM if worker == REFERENCE else ArmId(worker, "candidate", worker)
             self.work.ask(worker, protocol.Settle(), "time", arm)
 
@@ -213,7 +213,7 @@ def with_overwritten(verification: Verification) -> Verification:
     )
 
 
-# For the parent and for the rest of the machine.
+# Cores left for the parent and for the rest of the machine.
 SPARE_CORES = 2
 
 
@@ -232,7 +232,7 @@ def busy_waiting(work: ShapeSession, workers: Sequence[str]) -> Iterator[None]:
     except Exception:
         _let_sleep(work, workers)
         raise
-    # Not behind Ctrl-C: a worker in the midst of a call would be waited for, and it is ended anyway.
+    # Not after Ctrl-C: the request would wait for a worker in the middle of a call, and the worker is ended anyway.
     _let_sleep(work, workers)
 
 
@@ -244,6 +244,6 @@ def _let_sleep(work: ShapeSession, workers: Sequence[str]) -> None:
 
 def _ask(work: ShapeSession, worker: str, request: protocol.BusyWait) -> None:
     arm = EAGER_ARM if worker == REFERENCE else ArmId(worker, "candidate", worker)
-    # The next request to a lost worker tells of it, or the check of its process.
+    # The next request to a lost worker reports the loss, or the check of its process does.
     with suppress(Crash, CallFailed, ReferenceLost):
         work.ask(worker, request, "clocks", arm)

@@ -28,12 +28,12 @@ class Arm(Protocol):
 
 @dataclass(frozen=True)
 class Promise:
-    """One promise: the finding when it is broken, the kind of case the output must match, the weights it runs on."""
+    """One promise: the finding when it is broken, the kind of case the output must match, and where it applies."""
 
     finding: str
     kind: str = "drawn"
     cuda_only: bool = False
-    # An exception gives no wrong output: it is noted and not counted as a broken promise.
+    # A call may raise here: an exception is noted and is not a broken promise.
     may_refuse: bool = False
 
 
@@ -42,11 +42,11 @@ PROMISES: dict[str, Promise] = {
     "input updated": Promise("an input updated in place is not seen", kind="swapped"),
     "elements updated": Promise("a few elements changed in place are not seen", kind="nudged"),
     "mask updated": Promise("a mask changed in place is not seen", kind="halved"),
-    "new address": Promise("an input met before at another address gets another answer"),
-    "other strides": Promise("an input of other strides gets another answer", may_refuse=True),
-    "other stream": Promise("on another stream than the first call's the answer is another", cuda_only=True),
-    "weights moved": Promise("weights moved to another place and back are not followed"),
-    "weights loaded": Promise("weights loaded anew are not seen"),
+    "new address": Promise("an input seen before at another address gives another output"),
+    "other strides": Promise("an input of other strides gives another output", may_refuse=True),
+    "other stream": Promise("a call on a stream other than the first call's gives another output", cuda_only=True),
+    "weights moved": Promise("weights moved to another device or dtype and back are not used"),
+    "weights loaded": Promise("weights loaded into the module are not used"),
 }
 IS_BASELINE = "its operations are the baseline's own, one for one"
 UNSTABLE = "three calls on one input give different bytes"
@@ -110,7 +110,7 @@ def _new_address(arm: Arm, inputs: Inputs) -> tuple:
     other, _ = inputs.draw("swapped")
     arm.forward(x, mask)
     again, mask_again = x.clone(), mask.clone()
-    # The first address gets new contents: an answer remembered for it is wrong from now on.
+    # The first address gets new contents: an output cached by that address is now wrong.
     x.copy_(other)
     return arm.forward(again, mask_again), again, mask_again
 
@@ -131,7 +131,7 @@ def _other_stream(arm: Arm, inputs: Inputs) -> tuple:
     stream.wait_stream(here)
     with torch.cuda.stream(stream):
         out = arm.forward(x, mask)
-        # Copied on the same stream: what this leaves out, a caller on this stream would have missed.
+        # The copy runs on the same stream, so it reads what a caller on that stream would read.
         out = out.clone()
     here.wait_stream(stream)
     return out, x, mask
@@ -146,7 +146,7 @@ def _weights_moved(arm: Arm, inputs: Inputs) -> tuple:
     arm.forward(x, mask)
     dtypes = {parameter.dtype for parameter in arm.weights.parameters()}
     with torch.inference_mode(False):
-        # On a CPU there is no other device to go to: a wider type and back releases the memory too.
+        # A CPU has no second device: conversion to a wider dtype and back also replaces the memory.
         arm.weights.to("cpu" if inputs.device.type == "cuda" else torch.float64)
         for parameter in arm.weights.parameters():
             poison(parameter.detach(), blocks=1)

@@ -12,7 +12,7 @@ from rooflane.eval.stats.estimator import CONFIDENCE, Estimate, Interval, half_w
 
 # A further null exceeds the largest of k with probability 1 / (k + 1): 19 make that 5%.
 LEAST_STORED = 19
-# A null that excludes 1 is tolerated while the floor that covers it stays under this; above, nothing can be trusted.
+# A null may exclude 1 while the floor that covers it is below this. From here on no ratio can be trusted.
 CAP = 0.02
 
 
@@ -34,7 +34,7 @@ class Floor:
 
 @dataclass(frozen=True)
 class Floors:
-    """The floor of the geometric mean and of each shape, and why the null gate condemns the campaign, if it does."""
+    """The floor of the geometric mean and of each shape, and why the null check rejects the campaign, if it does."""
 
     geomean: Floor | None = None
     shapes: dict[str, Floor] = field(default_factory=dict)
@@ -47,10 +47,10 @@ def null_floor(
     """Return the floor from log-ratios, and whether one of this campaign's nulls excludes 1.
 
     `own` has one list of logs by process for each null of this campaign, `stored` the log-ratios of earlier ones.
-    From 19 stored on, the floor is their 95th percentile. Until then it is the root mean square of this campaign's
-    null half-widths: A against B has half the variance of A against its copy and half of B's against its own. A null
-    of this campaign whose interval excludes 1 (corrected for how many nulls there are, times `tests` shapes) raises
-    the floor to its own size.
+    With at least 19 stored, the floor is the 95th percentile of |log ratio|. With fewer it is the root mean square of
+    this campaign's null half-widths: the variance of A against B is half of A's null and half of B's null. A null of
+    this campaign whose interval excludes 1 raises the floor to its own size. That interval is corrected for the number
+    of nulls times `tests` shapes.
     """
     nulls = [logs for logs in own if len(logs) > 1]
     widths = [half_width(t_interval(logs)) for logs in nulls]
@@ -75,8 +75,8 @@ def find_floors(
 ) -> Floors:
     """Return a campaign's floors from its own nulls and the log-ratios of stored ones.
 
-    The null gate fails when the interval of a null excludes 1 and no floor below the cap covers it. Such an effect of
-    order, address or allocation applies to every arm of the campaign.
+    The null check fails when the interval of a null excludes 1 and the floor reaches the cap. An effect of order,
+    address or allocation of that size applies to every arm of the campaign.
     """
     nulls, stored_shapes = list(nulls), stored_shapes or {}
     own = [list(null.per_process.values()) for null in nulls if null.geomean]
@@ -98,13 +98,13 @@ def find_floors(
 
 
 def _upper(stored: Sequence[float]) -> float:
-    """Return the 95th percentile of absolute log-ratios, such that a further one exceeds it with 5%."""
+    """Return the 95th percentile of |log ratio|: a further null exceeds it with a probability of 5%."""
     import numpy as np
 
     return float(np.quantile(np.abs(stored), CONFIDENCE, method="weibull"))
 
 
-# Within this of 1 two arms count as equal, where the caller declares no other margin.
+# Two arms are equivalent within this fraction of 1, unless the caller gives another margin.
 MARGIN = 0.01
 # With fewer processes a campaign shows intervals and claims nothing.
 LEAST_PROCESSES = 6
@@ -135,7 +135,7 @@ class Judgement:
 def judge(interval: Interval, floor: Floor | None, *, margin: float = MARGIN, holm_p: float | None = None) -> Judgement:
     """Judge a ratio by its interval: faster, slower, equivalent or inconclusive; none without an interval.
 
-    `holm_p`, where several shapes are tested, must hold too before one of them is called faster or slower.
+    `holm_p` is Holm's p-value where several shapes are tested; faster and slower also need it at 5% or less.
     """
     if interval.low is None:
         return Judgement(Verdict.NONE, "one process gives no interval")
@@ -167,8 +167,8 @@ def judge_campaign(
 ) -> Judgement:
     """Judge a campaign's geometric mean; `contaminated` is why the campaign has no figure, or empty.
 
-    A quick campaign claims nothing. Nor does a campaign with fewer than six processes that have clean blocks of every
-    shape.
+    A quick campaign claims nothing. A campaign claims nothing either when fewer than six processes have clean blocks
+    of every shape.
     """
     if quick:
         return Judgement(Verdict.NONE, "a quick run claims no verdict")

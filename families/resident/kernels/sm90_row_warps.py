@@ -15,11 +15,11 @@ MOST_WARPS = 8
 MOST_STAGES = 32
 MOST_SPLIT = 4
 BARRIER_BYTES = 8
-STEP_COLUMNS = 32  # of the heads taken in one step: products of fewer wait for one another
-# Columns up to which row warps are ahead: every warp reads all weights from shared memory for 16 rows alone.
+STEP_COLUMNS = 32  # columns of the heads in one step: narrower products wait for each other
+# The widest d_model at which row warps are fastest: each warp reads all weights from shared memory for only 16 rows.
 WIDEST = 64
-# A layer's barriers and waits, and the share of the tensor and exp rates reached beside them: of thirteen shapes 16 to
-# 64 wide ten lie within 15 %, all within 30 % (H200).
+# Seconds of a layer's barriers and waits, and the reached share of the tensor and exp rates. Of thirteen shapes with
+# d_model 16 to 64, the prediction is within 15 % on ten and within 30 % on all (H200).
 LAYER_S, EFFICIENCY = 2.9e-6, 0.65
 
 
@@ -27,7 +27,7 @@ LAYER_S, EFFICIENCY = 2.9e-6, 0.65
 class RowWarps(FragmentConfig):
     """A launch of the row-warp kernel: `warps` a program, `pair` of them (one or two) for a block of 16 rows.
 
-    `span` blocks of keys are taken together.
+    It reads `span` key blocks in one step.
     """
 
     kernel = "rowwarps"
@@ -41,8 +41,8 @@ class RowWarps(FragmentConfig):
     def try_plan(cls, shape: Shape, room: Room) -> Self | str:
         """Return the configuration for a shape the family supports, or why there is none.
 
-        A program takes as few blocks of rows as the device has room for, up to four of them in pairs of warps. A
-        sequence of more than 64 rows is split over a cluster.
+        A program takes the fewest row blocks at which all programs run at a time: one, two or four. Paired warps share
+        a row block where heads and width allow. A small batch splits a sequence of more than 64 rows over a cluster.
         """
         if not room.sm90:
             return NO_SM90
@@ -103,7 +103,7 @@ class RowWarps(FragmentConfig):
 
     @property
     def threads(self) -> int:
-        """Threads of a program: its warps and the producer warp, a warpgroup where it hands over registers."""
+        """Threads of a program: its warps and a producer warp, or a producer warpgroup that gives registers away."""
         return self.warps * 32 + (128 if self.warps == MOST_WARPS else 32)
 
     @property
@@ -135,7 +135,7 @@ class RowWarps(FragmentConfig):
         return f"{self.warps}w {self.pair}t over {self.split} of {self.sequence_blocks} {reach} r{self.stages}"
 
     def predict_s(self, profile: Limits) -> float:
-        """Return the predicted device seconds: what one program's blocks of rows take, in waves."""
+        """Return the predicted device seconds: the time of one program's row blocks, times the waves of programs."""
         shape, rows, keys = self.shape, self.warps // self.pair * BLOCK_ROWS, self.sequence_blocks * BLOCK_ROWS
         flops = 2 * rows * self.layer_tiles * shape.d_model**2 + 4 * rows * keys * shape.d_model
         seconds = unit_seconds(shape, profile, flops, shape.num_heads * rows * keys)
@@ -146,7 +146,7 @@ class RowWarps(FragmentConfig):
 def clusters_at_a_time(programs: int, units: int) -> int:
     """Return how many clusters of so many programs run at a time.
 
-    A cluster lies within one GPC, whose multiprocessors it may not divide: of an H200's 132, 64 clusters of two were
-    seen to run at a time, and fewer than 32 of four.
+    A cluster lies within one GPC, and the cluster size may not divide the GPC's multiprocessors. On an H200 with 132
+    multiprocessors, 64 clusters of two ran at a time, and fewer than 32 of four.
     """
     return {1: units, 2: max(1, units // 2 - 2), 4: max(1, units * 3 // 16)}[programs]

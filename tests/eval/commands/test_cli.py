@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 
 from rooflane.dispatch import keep_profile, load_profile, load_rules
 from rooflane.eval import cli
@@ -272,6 +274,31 @@ def test_a_docstrings_line_breaks_are_not_the_helps():
 
     (command,) = group.registered_commands
     assert command.help == "Say something.\n\nIn a second paragraph."
+
+
+def each_command(command, words=()):
+    """Return every command of the program with the words that call it."""
+    for name, known in getattr(command, "commands", {}).items():
+        yield from each_command(known, (*words, name))
+    if not hasattr(command, "commands"):
+        yield words, command
+
+
+def test_help_shows_every_word_of_every_options_text(rooflane, monkeypatch):
+    """rich's own markup would take a default in brackets, such as [dispatched], for a style."""
+    monkeypatch.setenv("COLUMNS", "500")
+    shown, defaults = 0, set()
+    for words, command in each_command(typer.main.get_command(cli.app)):
+        status, out, _ = rooflane(*words, "--help")
+        assert status == 0
+        page = " ".join(out.split())
+        for parameter in command.params:
+            text = " ".join((parameter.help or "").replace("`", "").split())
+            assert text in page, (words, parameter.name)
+            shown += bool(text)
+            defaults |= set(re.findall(r"\[[^\]]+\]", text))
+    assert shown > 60
+    assert {"[dispatched]", "[every control]", "[one each]", "[from the nulls]", "[your own store]"} <= defaults
 
 
 NAMES = ["prefill[long]", "[bold]fat[/bold]", "x[/red]", ":smile:"]
