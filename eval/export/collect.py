@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -11,6 +12,8 @@ from pathlib import Path
 
 # `cuda` holds cuda.bindings, which torch for CUDA 13 installs; without it the Triton kernels run.
 LIBRARIES = {"torch", "triton", "cuda"}
+# What `pkgutil.resolve_name` imports: "package.module:name".
+REFERENCE = re.compile(r"\w+(\.\w+)+:\w+")
 DATA_SUFFIXES = {".cpp", ".cu", ".cuh", ".h"}
 
 
@@ -21,9 +24,10 @@ class ExportError(ValueError):
 def collect_files(roots: Iterable[str]) -> dict[str, str]:
     """Return the texts of the modules `roots` and of all that they import from their packages, by path, sorted.
 
-    A path is relative to the folder of the package, such as "rooflane/shapes/shape.py". Imports in functions count,
-    imports under `if TYPE_CHECKING` do not. Raises `ExportError` for an import of another library, unless the module
-    runs without it (under `try` or `suppress`), and for a module without a Python source.
+    A path is relative to the folder of the package, such as "rooflane/shapes/shape.py". Imports in functions count, and
+    so do strings such as "rooflane.shapes.shape:Shape"; imports under `if TYPE_CHECKING` do not. Raises `ExportError`
+    for an import of another library, unless the module runs without it (under `try` or `suppress`), and for a module
+    without a Python source.
     """
     roots = list(roots)
     packages = {root.split(".")[0] for root in roots}
@@ -51,7 +55,13 @@ def collect_files(roots: Iterable[str]) -> dict[str, str]:
 
 def _imported(name: str, path: Path, packages: set[str]) -> Iterator[str]:
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    for node, optional in _imports(ast.parse(path.read_text(encoding="utf-8"), filename=str(path)), False):
+    tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and REFERENCE.fullmatch(node.value):
+            module = node.value.partition(":")[0]
+            if module.split(".")[0] in packages:
+                yield module
+    for node, optional in _imports(tree, False):
         if isinstance(node, ast.Import):
             modules, attributes = [alias.name for alias in node.names], []
         else:

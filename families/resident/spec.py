@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from rooflane.families.lean.cost import weight_elements
 from rooflane.families.resident.config import CAPABILITY, LIMITS, ResidentConfig, Room
-from rooflane.families.resident.kernels.flagged_rows import FlaggedRows
-from rooflane.families.resident.kernels.layered_rows import LayeredRows
-from rooflane.families.resident.kernels.sm90_row_blocks import RowBlocks
-from rooflane.families.resident.kernels.sm90_row_warps import RowWarps
-from rooflane.families.resident.kernels.sm90_warpgroups import Warpgroups
-from rooflane.families.resident.kernels.whole import Halves, Whole
 from rooflane.families.resources.kernel_case import KernelCase
 from rooflane.families.spec import FamilySpec, Limits, operands
 from rooflane.shapes import Shape
@@ -28,7 +24,21 @@ LEAST_CAPABILITY = (8, 0)
 SHARED_KIB = 99
 
 # The kernels in order of preference: the first that can plan a shape takes it. briefs/resident.md has the timings.
-LADDER: list[type[ResidentConfig]] = [RowBlocks, RowWarps, FlaggedRows, Warpgroups, LayeredRows, Halves, Whole]
+LADDER = (
+    "rooflane.families.resident.kernels.sm90_row_blocks:RowBlocks",
+    "rooflane.families.resident.kernels.sm90_row_warps:RowWarps",
+    "rooflane.families.resident.kernels.flagged_rows:FlaggedRows",
+    "rooflane.families.resident.kernels.sm90_warpgroups:Warpgroups",
+    "rooflane.families.resident.kernels.layered_rows:LayeredRows",
+    "rooflane.families.resident.kernels.whole:Halves",
+    "rooflane.families.resident.kernels.whole:Whole",
+)
+
+
+@cache
+def ladder() -> tuple[type[ResidentConfig], ...]:
+    """Return the kernels in order of preference."""
+    return tuple(map(resolve_name, LADDER))
 
 
 @dataclass(frozen=True)
@@ -47,7 +57,7 @@ class Choice:
 def choose(shape: Shape, room: Room) -> Choice:
     """Return the first configuration of the ladder for a shape the family supports."""
     passed_over = []
-    for kernel in LADDER:
+    for kernel in ladder():
         planned = kernel.try_plan(shape, room)
         if not isinstance(planned, str):
             return Choice(planned, tuple(passed_over))
@@ -95,7 +105,7 @@ class Resident(FamilySpec):
     def kernel_cases(self) -> Iterator[KernelCase]:
         """Yield the configurations that the kernels name cases for, once each."""
         seen: set[str] = set()
-        for kernel in LADDER:
+        for kernel in ladder():
             for shape, architecture, room in kernel.cases():
                 case = choose(shape, room).config.case(architecture)
                 if case.key not in seen:

@@ -158,6 +158,14 @@ def test_what_cannot_be_exported_is_named_with_its_place(toy, source, words):
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
+def test_a_module_named_for_resolve_name_is_collected_and_found(toy, embed):
+    name = "from pkgutil import resolve_name\nNAMED = 'toy.b:value'\n\ndef root():\n    return resolve_name(NAMED)\n"
+    toy({"a.py": name, "b.py": "value = 7\n", "c.py": "TEXT = 'toy.d: not a module'\n"})
+    files = collect_files(["toy.a", "toy.c"])
+    assert set(files) == {"toy/__init__.py", "toy/a.py", "toy/b.py", "toy/c.py"}
+    assert embed(files).import_module("toy.a").root() == 7
+
+
 def test_a_library_that_a_module_runs_without_may_be_missing(toy):
     guarded = "try:\n    import ninja\nexcept ImportError:\n    ninja = None\n"
     toy({"a.py": guarded + "with suppress(ImportError):\n    import ninja\n"})

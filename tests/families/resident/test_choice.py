@@ -19,7 +19,7 @@ from rooflane.families import get_family
 from rooflane.families.resident import build as building
 from rooflane.families.resident.config import H200, LIMITS, Room
 from rooflane.families.resident.sm90_config import Sm90Config
-from rooflane.families.resident.spec import LADDER, choose
+from rooflane.families.resident.spec import choose, ladder
 from rooflane.shapes import Shape, load_shapes
 
 CONSUMER = Room(128, 99 * 1024)
@@ -79,7 +79,7 @@ def test_five_thousand_drawn_shapes_take_what_they_took():
     changed = [(one, shape, room) for one, was, now, (shape, room) in
                zip(labels, expected, found, drawn_shapes(), strict=True) if was != now]  # fmt: skip
     assert not changed, changed[:3]
-    assert {one[0] for one in labels} == {OLD_NAMES.get(rung.kernel, rung.kernel) for rung in LADDER}
+    assert {one[0] for one in labels} == {OLD_NAMES.get(rung.kernel, rung.kernel) for rung in ladder()}
 
 
 # (profile, published shape): predicted seconds and peak bytes at 58067ee.
@@ -140,7 +140,7 @@ def test_every_kernel_passed_over_has_a_reason_of_one_line():
     assert get_family("resident").explain(PUBLISHED, load_profile("h200"))[-1] == "warpgroups: takes the shape"
     for shape, room in drawn_shapes(300):
         choice = choose(shape, room)
-        before = [rung.kernel for rung in LADDER[: LADDER.index(type(choice.config))]]
+        before = [rung.kernel for rung in ladder()[: ladder().index(type(choice.config))]]
         assert [name for name, _ in choice.passed_over] == before
         assert all(reason and "\n" not in reason for _, reason in choice.passed_over)
 

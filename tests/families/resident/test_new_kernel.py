@@ -95,10 +95,11 @@ def test_one_file_and_its_entry_in_the_ladder_add_a_kernel(root, tmp_path):
     (resident / "kernels" / "copy_tokens.py").write_text(KERNEL)
     (resident / "kernels" / "copy_tokens.cuh").write_text(CUDA)
     ladder = resident / "spec.py"
-    text, first = ladder.read_text(), "LADDER: list[type[ResidentConfig]] = [\n"
+    text, first = ladder.read_text(), "LADDER = (\n"
     assert first in text
-    imported = "from rooflane.families.resident.kernels.copy_tokens import CopyTokens\n"
-    ladder.write_text(text.replace(first, f"{imported}{first}    CopyTokens,\n"))
+    # One line: the kernel's place in the order of preference.
+    line = '    "rooflane.families.resident.kernels.copy_tokens:CopyTokens",\n'
+    ladder.write_text(text.replace(first, first + line))
 
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-P", "-c", PROGRAM]
