@@ -483,3 +483,35 @@ def calm_speedups(root, name):
         logs = {key: log(median(sum(parts, []))) for key, parts in kept.items()}
         found.append(exp(mean(logs[shape, "eager"] - logs[shape, arm] for shape, arm in logs if arm != "eager")))
     return found
+
+
+def test_the_rebuilt_package_is_as_fast_as_its_brief_says(root):
+    """Each row of the brief against the raw rows: medians over processes, ratios paired by process."""
+    folder, old = root / "briefs" / "records" / "h200-rebuilt", ".carry/base_submission.py"
+    timings = {}
+    for name in ("six-shapes", "small-shapes"):
+        for line in (folder / f"{name}.jsonl").read_text().splitlines():
+            row = json.loads(line)
+            timings[name, row["process"], row["shape"]["id"], row["arm"]] = row["timing"]
+    page = (root / "briefs" / "rebuild.md").read_text()
+    printed = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:3] in
+               {f"| {shape}" for shape in range(1, 14)}]  # fmt: skip
+    assert len(printed) == 8
+    for shape, what, old_event, new_event, ratio, old_device, new_device, old_host, new_host in printed:
+        name, arm = ("six-shapes", "dispatched") if what == "dispatched" else ("small-shapes", "my_submission.py")
+        processes = sorted({key[1] for key in timings if key[0] == name})
+        pairs = [[timings[name, process, shape, side] for side in (old, arm)] for process in processes]
+        medians = {clock: [[median(sum(side[clock], [])) for side in pair] for pair in pairs]
+                   for clock in ("event_ns", "host_ns")}  # fmt: skip
+        shown = {"event_ns": (old_event, new_event), "host_ns": (old_host, new_host)}
+        for clock, texts in shown.items():
+            for side, text in enumerate(texts):
+                digits = 0 if "." not in text else 1
+                expected = median(pair[side] for pair in medians[clock]) / 1e3
+                assert float(text.replace(",", "")) == pytest.approx(expected, abs=0.51 * 10**-digits), (shape, clock)
+        for side, text in enumerate((old_device, new_device)):
+            device = median(pairs[0][side]["device_ns"]) / 1e3
+            assert float(text.replace(",", "")) == pytest.approx(device, abs=0.51 if "." not in text else 0.051)
+        logs = [log(pair[1] / pair[0]) for pair in medians["event_ns"]]
+        half = t.ppf(0.975, len(logs) - 1) * stdev(logs) / sqrt(len(logs))
+        assert ratio == "{:.3f} [{:.3f}, {:.3f}]".format(*(exp(mean(logs) + by) for by in (0, -half, half)))
