@@ -15,6 +15,9 @@ import torch
 from rooflane.eval import EvaluationError, update_between_markers
 from rooflane.shapes import Shape
 
+# Tens of seconds in all: `make check` leaves them out.
+pytestmark = pytest.mark.slow
+
 _SPEC = importlib.util.spec_from_file_location("dropin", Path(__file__).parents[1] / "briefs/dropin/measure.py")
 dropin = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(dropin)

@@ -200,6 +200,7 @@ def test_c_and_cuda_stand_in_files_of_their_own():
     report("C++ or CUDA in a Python string of more than 20 lines belongs in a .cuh or .cpp file", long)
 
 
+@pytest.mark.slow
 def test_importing_everything_makes_no_second_copy():
     modules = sorted(name for name in MODULES if not name.endswith("__main__"))
     code = (

@@ -14,6 +14,9 @@ from rooflane.eval.check.truth import PLAIN, STRESSES
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.shapes import Shape
 
+# Tens of seconds in all: `make check` leaves them out.
+pytestmark = pytest.mark.slow
+
 SHAPES = [
     Shape("short", 2, 48, 64, 4, 64, 2, causal=False),
     Shape("causal", 2, 48, 64, 4, 64, 2, causal=True),

@@ -14,6 +14,9 @@ from rooflane.eval.exit_codes import EvaluationError, ExitCode
 from rooflane.eval.worker.candidates import Plan, build_candidate, check_source, parse_candidate
 from rooflane.shapes import Shape
 
+# Tens of seconds in all: `make check` leaves them out.
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 RAGGED = Shape("ragged", 3, 7, 24, 3, 40, 2, causal=True, padding_ratio=0.4)
 FULL = Shape("full", 2, 5, 16, 2, 24, 1, causal=False)

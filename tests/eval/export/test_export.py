@@ -28,6 +28,9 @@ from rooflane.families.resident.kernels.sm90_warpgroups import Warpgroups
 from rooflane.families.resident.spec import choose
 from rooflane.shapes import Shape, load_shapes
 
+# Tens of seconds in all: `make check` leaves them out.
+pytestmark = pytest.mark.slow
+
 SMALL = Shape("small", 2, 24, 32, 2, 48, 2, True)
 FULL = Shape("full", 3, 16, 16, 2, 16, 1, False)
 # Runs a file as a program where `rooflane` cannot be imported, whatever is installed.

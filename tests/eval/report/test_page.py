@@ -23,6 +23,9 @@ from rooflane.eval.report.page.html import integrity_table, sort_key
 from rooflane.eval.stats.run import create_run
 from rooflane.shapes import Shape
 
+# Tens of seconds in all: `make check` leaves them out.
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 VOID = {"meta", "link", "input", "img", "br", "hr"}
 HOSTILE = '</script><script>alert("1")</script>\'&\x1b[31m.py'

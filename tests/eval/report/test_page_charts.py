@@ -34,6 +34,9 @@ from rooflane.eval.report.table import number
 from rooflane.eval.stats.run import create_run
 from rooflane.shapes import Shape
 
+# Tens of seconds in all: `make check` leaves them out.
+pytestmark = pytest.mark.slow
+
 RECORDS = ["h200-published", "h200-lanes", "h200-half", "h200-bf16", "h200-cap30"]
 SVG = "{http://www.w3.org/2000/svg}"
 # The record of each plot in briefs/plots. The README's chart has the run of the README's table.

@@ -21,6 +21,9 @@ from rooflane.eval.submit.launch import KEPT_BYTES
 from rooflane.eval.submit.submission import ROWS_FILE
 from rooflane.shapes import Shape
 
+# Tens of seconds in all: `make check` leaves them out.
+pytestmark = pytest.mark.slow
+
 SHAPE = Shape("a", 2, 8, 16, 2, 16, 1, True)
 OTHER = dataclasses.replace(SHAPE, id="b")
 HUGE = Shape("14", 32, 100000, 1024, 16, 1024, 2, True)

@@ -23,6 +23,9 @@ from rooflane.eval.submit.worker import class_to_place
 from rooflane.eval.worker.candidates import load_attribute, parse_candidate
 from rooflane.shapes import Shape, load_shapes
 
+# Tens of seconds in all: `make check` leaves them out.
+pytestmark = pytest.mark.slow
+
 LEAST = ["--accuracy-trials", "1", "--warmup", "0", "--repeats", "1", "--benchmark-rounds", "2"]
 TINY = Shape("tiny", 2, 8, 16, 2, 16, 2, True)
 # What one core computes in a tenth of a second: the shapes keep everything but their batch or length.

@@ -7,6 +7,11 @@ import shutil
 import subprocess
 import sys
 
+import pytest
+
+# Tens of seconds in all: `make check` leaves them out.
+pytestmark = pytest.mark.slow
+
 KERNEL = '''
 """Copies sequences of one token: no model, only the interface of a kernel."""
 

@@ -32,6 +32,9 @@ from rooflane.families.resources.resource_gate import (
 from rooflane.families.runtime import cuda_kernel
 from rooflane.shapes import Shape, load_shapes
 
+# Tens of seconds in all: `make check` leaves them out.
+pytestmark = pytest.mark.slow
+
 BASE = Resources(registers=128, spill_bytes=0, shared_bytes=32768, blocks_per_sm=4)
 # Eight warps hold this kernel's tiles without a spill; four have half the registers between them.
 SPILLING = "resident whole d128 h4 f128 s128 b128 | sm_90"

@@ -19,6 +19,9 @@ from rooflane.families.resident.triton_steps import gelu
 from rooflane.families.runtime import launch as launching
 from rooflane.shapes import Shape, load_shapes
 
+# Tens of seconds in all: `make check` leaves them out.
+pytestmark = pytest.mark.slow
+
 # Half-precision operands with float32 sums over two layers of values near 3.
 TOLERANCE = 8e-3
 FFN_TILE = 16
