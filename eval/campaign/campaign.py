@@ -36,6 +36,7 @@ from rooflane.eval.record.environment import resolve_device
 from rooflane.eval.record.records import ANCHOR, EAGER, NOOP, RECORDS_FILE, ArmId, Record, RulesUsed, RunMeta
 from rooflane.eval.record.settings import Settings, ShapeTodo, derive_seed, make_settings
 from rooflane.eval.report.table import number
+from rooflane.eval.report.table import times as ratio_text
 from rooflane.eval.stats.run import Run, create_run, open_run
 from rooflane.eval.worker.candidates import load_rule_table, parse_candidate
 from rooflane.eval.worker.protocol import Hello
@@ -329,5 +330,5 @@ class Campaign:
         if EAGER in times:
             words.append(f"{EAGER} {number(times[EAGER])} ms")
         if len(self.meta.candidates) == 1 and len(times) == 2:
-            words.append(f"{times[EAGER] / times[self.meta.candidates[0]]:.3g}x")
+            words.append(f"{ratio_text(times[EAGER] / times[self.meta.candidates[0]])}x")
         return ", ".join(words)

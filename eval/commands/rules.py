@@ -36,12 +36,12 @@ from rooflane.eval.commands.output import (
     print_json,
 )
 from rooflane.eval.exit_codes import ExitCode
-from rooflane.eval.report.table import Table, print_table
+from rooflane.eval.report.table import Table, interval, print_table, times
 from rooflane.families import FamilyError, get_family, load_families
 from rooflane.shapes import Shape
 
 if TYPE_CHECKING:
-    from rooflane.eval.stats.estimator import Interval
+    pass
 
 PUBLISHED = "published.csv"
 DEFAULT_FILE = "my_rules.toml"
@@ -276,21 +276,20 @@ def regret_command(
         return
     columns = ("id", "rule", "choice", "best of the others", "choice over best [95%]", "judged by itself")
     rows = [
-        (row.shape, row.rule, row.choice, row.best, _ratio(row.regret), f"{row.apparent:.3g}x") for row in found.shapes
+        (row.shape, row.rule, row.choice, row.best, interval(row.regret), f"{times(row.apparent)}x")
+        for row in found.shapes
     ]
     title, optional = f"regret of {found.rules}, run {found.run}", ("judged by itself", "rule")
     print_table(Table(title, columns, rows, 4, optional=optional), console())
     for shape, reason in found.left_out.items():
         print(f"shape {shape}: left out, {reason}")
     over = f"over {counted(len(found.shapes), 'shape')}"
-    print(f"table over oracle: {_ratio(found.table)} {over}; {found.apparent:.3g}x with the oracle judged by itself")
+    print(
+        f"table over oracle: {interval(found.table)} {over}; {times(found.apparent)}x with the oracle judged by itself"
+    )
     for family, ratio in sorted(found.singles.items(), key=lambda item: item[1].centre):
-        print(f"{family} for all, over oracle: {_ratio(ratio)}")
+        print(f"{family} for all, over oracle: {interval(ratio)}")
     if found.single_over_table:
-        print(f"best one family for all, over the table: {_ratio(found.single_over_table)}")
+        print(f"best one family for all, over the table: {interval(found.single_over_table)}")
     else:
         print("no family was right and timed on all of these shapes, so none can be compared over all of them")
-
-
-def _ratio(value: Interval) -> str:
-    return f"{value.centre:.3g}x [{value.low:.3g}, {value.high:.3g}]"

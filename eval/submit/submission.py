@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from rooflane.dispatch.units import counted
 from rooflane.eval.exit_codes import EvaluationError, ExitCode
 from rooflane.eval.record.records import SUBMISSION_FILE, append_records, create_folder, parse_page, read_rows
+from rooflane.eval.report.table import interval
 from rooflane.eval.stats.estimator import Interval, t_interval
 from rooflane.eval.submit.parse import Figures, Outcome, largest
 from rooflane.shapes import Shape
@@ -234,8 +235,7 @@ def remarks(summary: SubmitSummary) -> Iterator[str]:
     meta = summary.submission.meta
     if summary.geomean:
         shapes = counted(sum(not row.expected for row in summary.rows), "shape")
-        low = "" if summary.geomean.low is None else f" [{summary.geomean.low:.3g}, {summary.geomean.high:.3g}]"
-        mean = f"geometric mean {summary.geomean.centre:.3g}x{low} over {shapes}"
+        mean = f"geometric mean {interval(summary.geomean)} over {shapes}"
         yield f"{meta.candidate}: {mean}, {counted(meta.processes, 'process')}"
     else:
         yield f"{meta.candidate}: no geometric mean: {summary.why}"

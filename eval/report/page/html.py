@@ -16,7 +16,7 @@ from rooflane.eval.report.page.charts import NARROW, PLOT_KINDS, WIDE, draw
 from rooflane.eval.report.page.drawing import clean, scheme_css, svg_text
 from rooflane.eval.report.page.source import PageData
 from rooflane.eval.report.render import TEMPLATES, make_environment
-from rooflane.eval.report.table import NONE, Table, number
+from rooflane.eval.report.table import NONE, Table, number, times
 from rooflane.eval.report.tables import all_tables, conditions, environment_line, headline_lines, verdict_word
 from rooflane.eval.stats.figures import Headline
 
@@ -218,8 +218,8 @@ def _card(headline: Headline, line: str) -> dict[str, str]:
     mean, verdict = headline.geomean, headline.verdict
     return {
         "candidate": headline.candidate,
-        "figure": f"{mean.centre:.3g}x" if mean else "no mean",
-        "interval": f"[{mean.low:.3g}, {mean.high:.3g}], 95 %" if mean and mean.low is not None else "",
+        "figure": f"{times(mean.centre)}x" if mean else "no mean",
+        "interval": f"[{times(mean.low)}, {times(mean.high)}], 95 %" if mean and mean.low is not None else "",
         "sign": VERDICT_SIGNS.get(verdict, "!"),
         "verdict": verdict_word(verdict),
         "kind": verdict,

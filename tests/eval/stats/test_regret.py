@@ -130,4 +130,4 @@ def test_the_command_prints_and_takes_a_table(measured, tmp_path, capsys):
         return capsys.readouterr().out
 
     assert json.loads(run("--json"))["table"]["centre"] == pytest.approx(2)
-    assert "table over oracle: 2x" in run()
+    assert "table over oracle: 2.00x" in run()

@@ -244,7 +244,7 @@ def test_the_command_prints_a_table_a_note_and_its_folder(rooflane, organiser, m
         "submit", "s.csv", "--organiser", organiser(), "--candidate", mine, "--device", "cpu", "--processes", "2"
     )
     assert status == 0, err
-    assert "2x (2-2)" in out and "geometric mean 2x [2, 2] over 1 shape, 2 processes" in out
+    assert "2x (2-2)" in out and "geometric mean 2.00x [2.00, 2.00] over 1 shape, 2 processes" in out
     assert "is not a file this version knows" in err and "[2/2] process 2  shape a  passed: 0.4 ms, 2x" in err
     status, out, err = rooflane("submit", "--resume", next((tmp_path / "runs").iterdir()), "--json")
     document = json.loads(out)
