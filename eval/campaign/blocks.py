@@ -133,6 +133,8 @@ LEAD_NS_MAX = 5_000_000
 LONG_REFERENCE_NS = 100_000_000
 # Two windows of one round never share a seed: no window has as many calls.
 WINDOW_SEEDS = 1 << 20
+# From here on a window's seeds belong to its call on a held stream.
+HELD_SEED = WINDOW_SEEDS // 2
 BYTES_A_MARK = 4
 
 
@@ -223,10 +225,32 @@ class ArmTimer:
         block, half = divmod(round_index, 2)
         in_full = random.Random(self.schedule.seed(f"check {block}")).randrange(2) == half
         chosen = random.Random(self.schedule.seed(f"call {round_index} {part}"))
+        if in_full and self.work.context.device == "cuda":
+            self._hold_stream(round_index, part)
         if in_full and found.kept:
             self._compare_kept(round_index, part, chosen.choice(found.kept), found)
         elif self.reference_ns < LONG_REFERENCE_NS:
             self._compare_marks(round_index, part, chosen.randrange(len(found.event_ns)), found)
+
+    def _hold_stream(self, round_index: int, part: int) -> None:
+        """Check one more call, with its stream held: work left to another stream is not finished when it is read."""
+        seed = self.schedule.window(round_index, part) + HELD_SEED
+        held = self._ask(protocol.Hold(seed), "check")
+        if held.fault:
+            self._tampered(f"a call on a held stream returned something else than the verified ones: {held.fault}")
+        if held.deferred:
+            self._tampered(
+                f"the output of a call after round {round_index + 1} changed after its stream passed it: work was left "
+                "on another stream"
+            )
+        if self.reference_ns < LONG_REFERENCE_NS:
+            case = Case(seed + held.number, self.schedule.padding)
+            ratio = self.judge.compare_marks(case, held.marks, self._mark_seed(round_index, part))
+            if not ratio <= 1:
+                self._tampered(
+                    f"a call on a held stream after round {round_index + 1} gives another answer than the reference, "
+                    f"{ratio:.3g} times the limit: it does not wait for its input on the stream it is called on"
+                )
 
     def _compare_kept(self, round_index: int, part: int, number: int, found: protocol.Window) -> None:
         case, marks = self.schedule.case(round_index, part, number), self._marks(found, number)

@@ -48,6 +48,8 @@ PROMISES: dict[str, Promise] = {
     "weights moved": Promise("weights moved to another device or dtype and back are not used"),
     "weights loaded": Promise("weights loaded into the module are not used"),
 }
+# Tried on a GPU beside the accuracy trials: an output that breaks it is wrong, not only against a promise.
+HELD = "held stream"
 IS_BASELINE = "its operations are the baseline's own, one for one"
 UNSTABLE = "three calls on one input give different bytes"
 
@@ -137,6 +139,23 @@ def _other_stream(arm: Arm, inputs: Inputs) -> tuple:
     return out, x, mask
 
 
+def _held_stream(arm: Arm, inputs: Inputs) -> tuple:
+    from rooflane.eval.check.held_stream import call_held
+
+    x, mask = inputs.draw()
+    other, _ = inputs.draw("swapped")
+    read = []
+
+    def draw(attempt: int) -> tuple:
+        # Where an earlier attempt left the answer in memory, two calls on another input overwrite it.
+        for _ in range(2 * (attempt > 0)):
+            arm.forward(other, mask)
+        return x, mask
+
+    call_held(arm.forward, draw, lambda out: read.append(out.clone()))
+    return read[-1], x, mask
+
+
 def _weights_moved(arm: Arm, inputs: Inputs) -> tuple:
     import torch
 
@@ -167,6 +186,7 @@ TRIALS: dict[str, Trial] = {
     "new address": _new_address,
     "other strides": _other_strides,
     "other stream": _other_stream,
+    HELD: _held_stream,
     "weights moved": _weights_moved,
     "weights loaded": _weights_loaded,
 }

@@ -14,14 +14,17 @@ from typing import Any, Literal, Protocol
 
 from rooflane.eval.check.cases import MASK_NAMES, Called, Case, OutputFacts
 from rooflane.eval.check.gate import merge_gates
-from rooflane.eval.check.promises import IS_BASELINE, PROMISES, UNSTABLE
+from rooflane.eval.check.promises import HELD, IS_BASELINE, PROMISES, UNSTABLE
 from rooflane.eval.record.records import GateResult, TruthCheck, Verification
 from rooflane.shapes import Shape
 
 Level = Literal["full", "trials"]
 
 # Numbers added to the seed: each part draws inputs that no other part has met.
-MASKS, STRESSES, LAST_TRIAL, CONTRACT = 100, 200, 300, 400
+MASKS, STRESSES, LAST_TRIAL, HELD_STREAM, CONTRACT = 100, 200, 300, 320, 400
+
+
+HELD_CHECK = "a call on a held stream, whose work must follow the input's and precede the output's reader"
 
 
 class WrongOutput(Exception):
@@ -119,6 +122,8 @@ def verify(
     try:
         before = subject.digest_weights()
         _trials(bench, trials, found)
+        if device == "cuda":
+            _held_stream(bench)
         if level == "full":
             _masks(bench, found)
             _stress(bench, found)
@@ -166,6 +171,14 @@ def _trials(bench: _Bench, trials: int, found: dict[str, Any]) -> None:
         found |= {"gate": merge_gates(gates), "trials": len(gates)}
     failing = [str(index + 1) for index, gate in enumerate(gates) if not gate.passed]
     require(found["gate"], f"accuracy trial {', '.join(failing)}")
+
+
+def _held_stream(bench: _Bench) -> None:
+    """Check a call whose stream is held until its output's read is queued: a caller on that stream reads no sooner."""
+    if bench.late("the call on a held stream"):
+        return
+    gate = bench.gate(bench.case(HELD_STREAM), HELD)
+    require(gate, HELD_CHECK)
 
 
 def _masks(bench: _Bench, found: dict[str, Any]) -> None:

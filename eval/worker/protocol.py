@@ -153,6 +153,18 @@ class Window(Message):
     changed: str
 
 
+class StreamHeld(Message):
+    """A call on a held stream: the number of its input, its fingerprint (base64), and what its output shows.
+
+    `deferred` says that the output changed after its stream had passed it.
+    """
+
+    number: int
+    marks: str
+    deferred: bool
+    fault: str
+
+
 class States(Message):
     """Nanoseconds of each call by the other clocks and in the other cache states."""
 
@@ -325,6 +337,12 @@ class Go(Request[Done]):
 
 class Finish(Request[Window]):
     """Read the window's clocks and check what was kept."""
+
+
+class Hold(Request[StreamHeld]):
+    """Call the window's arm once more, with the stream held until the call and its fingerprint are queued."""
+
+    seed: int
 
 
 class Ship(Request[OutputFacts]):

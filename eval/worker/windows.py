@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rooflane.eval.check.cases import Case, OutputFacts, draw_case
 from rooflane.eval.check.fingerprint import ALIGNMENT, Fingerprinter
+from rooflane.eval.check.held_stream import call_held
 from rooflane.eval.check.outputs import describe_output, output_fault, poison
 from rooflane.eval.check.tamper import GivenInputs
 from rooflane.eval.record.environment import available_memory_bytes
@@ -90,6 +91,7 @@ class Windows:
             protocol.Prepare: self.prepare,
             protocol.Go: self.go,
             protocol.Finish: self.finish,
+            protocol.Hold: self.hold,
             protocol.Ship: self.ship,
             protocol.Release: self.release,
         }
@@ -209,6 +211,31 @@ class Windows:
             deferred=[number for number in whole if not torch.equal(again[number], marks[number])],
             fault=self._fault(window),
             changed=window.given.change(self.draw, window.mark_seed) if window.given else "",
+        )
+
+    def hold(self, request: protocol.Hold) -> protocol.StreamHeld:
+        """Call the window's arm on a held stream and compare its fingerprint behind the call with a later one."""
+        window = self._now
+        forward = self.subject.arms[window.arm].forward
+        taker = window.taker.like(2)
+        faults: list[str] = []
+
+        def read(out: Tensor) -> None:
+            fault = output_fault(out, window.cases[0][0])
+            faults[:] = [fault] if fault else []
+            if not fault:
+                taker.take(out, 0)
+
+        with torch.inference_mode():
+            number, out = call_held(forward, lambda number: self.draw(request.seed + number), read)
+            if not faults:
+                taker.take(out, 1)
+        first, second = taker.read()
+        return protocol.StreamHeld(
+            number=number,
+            marks=base64.b64encode(first.numpy().tobytes()).decode(),
+            deferred=not torch.equal(first, second),
+            fault=next(iter(faults), ""),
         )
 
     def ship(self, request: protocol.Ship) -> OutputFacts:
