@@ -213,8 +213,8 @@ class Subject:
             with torch.inference_mode(False), torch.no_grad():
                 model = copy.deepcopy(self.template)
                 model.load_state_dict(other_weights(self.template))
-                arm.second = Arm(arm.id)
-                arm.second.forward, arm.second.weights = arm.make(model)
+                forward, weights = arm.make(model)
+            arm.second = Arm(arm.id, forward=forward, weights=weights)
         return arm.second
 
 
