@@ -13,6 +13,7 @@ from rooflane.dispatch import Profile, classify
 from rooflane.eval.campaign.launch import Crash
 from rooflane.eval.campaign.team import Doing, ReferenceLost, Team
 from rooflane.eval.check.cases import Called, Case, OutputFacts
+from rooflane.eval.check.promises import PROMISES
 from rooflane.eval.check.verify import CallFailed, WrongOutput
 from rooflane.eval.record.environment import available_memory_bytes
 from rooflane.eval.record.records import (
@@ -127,6 +128,8 @@ class ShapeSession:
         self.shape = shape
         self.todo = todo
         self.deadline = deadline
+        # Seconds that the shape was given when its work began.
+        self.share_s = deadline - monotonic()
         self.telemetry: dict[str, Any] = {}
         # Seconds of eager's first call; not known where eager does not fit, and then no bound on a candidate's.
         self.eager_s = inf
@@ -191,7 +194,10 @@ class ShapeSession:
         """Return the seconds that a candidate's answer may take, None for the reference: its worker has one limit."""
         if worker == REFERENCE:
             return None
-        least = BUILD_LIMIT_S if isinstance(request, protocol.Build) else CALL_LIMIT_S
+        builds = isinstance(request, protocol.Build)
+        if isinstance(request, protocol.Call) and request.promise:
+            builds = PROMISES[request.promise].builds
+        least = BUILD_LIMIT_S if builds else CALL_LIMIT_S
         limit = max(least, EAGER_CALLS * self.eager_s)
         return max(LIMIT_LEAST_S, min(limit, self.context.deadline - monotonic()))
 
@@ -257,9 +263,9 @@ class ArmWorker:
         """Call the arm on a case, or as a promise allows."""
         return self._ask(protocol.Call(self.arm, case, promise))
 
-    def load_weights(self, flipped: bool) -> None:
-        """Load the shape's weights, or the same with every tensor's rows reversed."""
-        self._ask(protocol.LoadWeights(self.arm, flipped))
+    def load_weights(self) -> None:
+        """Load the shape's weights into the arm."""
+        self._ask(protocol.LoadWeights(self.arm))
 
     def repeats(self, case: Case) -> bool:
         """Return whether several calls on one input give the same bytes."""
