@@ -87,12 +87,25 @@ def matching(nulls: Sequence[NullResult], key: Key, run: str) -> list[NullResult
     return found[-MOST_USED:]
 
 
-def stored_logs(nulls: Sequence[NullResult], labels: Mapping[str, str]) -> tuple[list[float], dict[str, list[float]]]:
-    """Return the log-ratios that floors are made of: means over exactly these shapes, and each shape by its id."""
+def stored_logs(
+    nulls: Sequence[NullResult], labels: Mapping[str, str]
+) -> tuple[list[list[float]], dict[str, list[list[float]]]]:
+    """Return the log-ratios that floors are made of: means over exactly these shapes, and each shape by its id.
+
+    Those of one run stand together, however often the run was stored: its nulls share its machine state.
+    """
     wanted = set(labels.values())
-    means = [null.log for null in nulls if set(null.shapes) == wanted]
-    shapes = {name: [null.shapes[label] for null in nulls if label in null.shapes] for name, label in labels.items()}
+    means = _by_run(null for null in nulls if set(null.shapes) == wanted)
+    shapes = {name: _by_run((null for null in nulls if label in null.shapes), label) for name, label in labels.items()}
     return means, shapes
+
+
+def _by_run(nulls: Iterable[NullResult], label: str = "") -> list[list[float]]:
+    """Return the log-ratios of nulls, each arm once, a list for each run; of a shape's label where one is given."""
+    runs: dict[str, dict[str, float]] = {}
+    for null in nulls:
+        runs.setdefault(null.run, {})[null.arm] = null.shapes[label] if label else null.log
+    return [list(arms.values()) for arms in runs.values()]
 
 
 def _parse(path: Path, lines: Iterable[str]) -> list[NullResult]:

@@ -25,7 +25,7 @@ def verdict_table(summary: Summary, candidate: str) -> Table:
                 interval(cell.estimate.interval),
                 interval(cell.estimate.holm_interval),
                 number(cell.estimate.holm_p),
-                f"{cell.floor.value:.2%}{'~' if cell.floor.provisional else ''}" if cell.floor else NONE,
+                f"{cell.floor.share()}{'~' if cell.floor.provisional else ''}" if cell.floor else NONE,
                 *(interval(null.speedup if null else None) for null in nulls),
             )
         )

@@ -15,8 +15,8 @@ from rooflane.eval.report.tables import (
     conditions,
     counted_shapes,
     environment_line,
+    headline_line,
     headline_lines,
-    headline_parts,
     main_tables,
     not_run_lines,
     oversize_lines,
@@ -42,11 +42,12 @@ def render_terminal(summary: Summary, console: Console, details: bool = False) -
         print_table(table, console)
     lines = [*oversize_lines(summary), *not_run_lines(summary)]
     if details:
+        lines += [details for _, details in headline_lines(summary) if details]
         lines += [environment_line(summary), *conditions(summary)]
     for line in lines:
         print_text(line, console)
     for headline in summary.headlines:
-        print_text("; ".join(headline_parts(headline)), console, style="bold")
+        print_text(headline_line(headline), console, style="bold")
 
 
 def render_comparison(comparison: Comparison, console: Console) -> None:
@@ -69,7 +70,7 @@ def comparison_table(comparison: Comparison) -> Table:
     rows = []
     for pair in comparison.pairs:
         b_ms, a_ms = ratio_columns(pair.b_ms, pair.a_ms, pair.ratio)
-        floor = f"{pair.floor.value:.2%}" if pair.floor else NONE
+        floor = pair.floor.share() if pair.floor else NONE
         figures = (a_ms, b_ms, interval(pair.ratio), floor, number(pair.holm_p))
         rows.append((pair.shape, verdict_word(pair.verdict), *figures))
     return Table(
@@ -104,8 +105,10 @@ def render_readme_table(summary: Summary) -> str:
     """Return the README's table: every candidate beside eager and the controls, headline and conditions under it."""
     tables = [speed_table(summary, candidate) for candidate in summary.meta.candidates] + [oversize_table(summary)]
     parts = [f"{table.title}:\n\n{_markdown(table)}" for table in tables if table.rows]
-    lines = "\n".join(f"- {line}" for line in headline_lines(summary))
-    return "\n\n".join([*parts, lines, f"Run {summary.meta.id}: {environment_line(summary)}."])
+    lines = []
+    for line, details in headline_lines(summary):
+        lines += [f"- **{line}**", *([f"  - {details}"] if details else [])]
+    return "\n\n".join([*parts, "\n".join(lines), f"Run {summary.meta.id}: {environment_line(summary)}."])
 
 
 def update_between_markers(path: str | Path, name: str, text: str) -> bool:

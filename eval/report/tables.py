@@ -14,18 +14,26 @@ from rooflane.eval.report.detail_tables import (
 )
 from rooflane.eval.report.table import NONE, Table, grouped, interval, number, percent, price, time_columns, times
 from rooflane.eval.stats.figures import NULL, Cell, Headline, ShapeRow, Summary
+from rooflane.eval.stats.rounds import POWER_LIMIT, SLOW_CLOCK
 from rooflane.eval.stats.verdict import Verdict
 
 CONTROL_TITLES = {NULL: "null", "compiled": "compiled", "compiled_reduce_overhead": "compiled RO", "sdpa": "SDPA"}
 GATE_MARK = "!"
+LASTING_MARK = "*"
+LASTING_SAID = {
+    POWER_LIMIT: "at the board's power limit",
+    SLOW_CLOCK: "at a clock under 75% of the campaign's median",
+}
+# Verdicts that say why by themselves.
+PROVEN = (Verdict.FASTER, Verdict.SLOWER, Verdict.EQUIVALENT)
 # Above this share of a call the tick of the clock matters. The 32 ns of an H200 are 0.1% of 32 us, so an event pair
 # encloses one call, as the organiser's does. A window of several calls would enclose their fingerprints too.
 COARSE_TICK = 0.01
 
 
-def headline_lines(summary: Summary) -> list[str]:
-    """Return one line per candidate: its geometric mean with interval and verdict, and all that it rests on."""
-    return ["; ".join([*headline_parts(headline), *_headline_details(headline)]) for headline in summary.headlines]
+def headline_lines(summary: Summary) -> list[tuple[str, str]]:
+    """Return for each candidate its line, and all that the line rests on."""
+    return [(headline_line(headline), "; ".join(headline_details(headline))) for headline in summary.headlines]
 
 
 def all_tables(summary: Summary) -> list[Table]:
@@ -60,7 +68,9 @@ def speed_table(summary: Summary, candidate: str) -> Table:
                 _regimes(row),
                 cell.family or NONE,
                 *_times(row, cell),
-                interval(cell.speedup) + (GATE_MARK if cell.status == "incorrect" else ""),
+                interval(cell.speedup)
+                + (GATE_MARK if cell.status == "incorrect" else "")
+                + (LASTING_MARK if summary.contamination.conditions(row.shape.id) else ""),
                 *(_control(row.cells[name]) for name in controls),
             )
         )
@@ -71,7 +81,7 @@ def speed_table(summary: Summary, candidate: str) -> Table:
         rows=tuple(rows),
         left=4,
         note="regime: predicted (~ borderline), then measured where it differs; the null is eager timed against "
-        f"itself; {GATE_MARK} fails the gate",
+        f"itself; {GATE_MARK} fails the gate{''.join(f'; {line}' for line in _lasting(summary))}",
         optional=("shape", "family", "compiled RO", "compiled", "regime", "SDPA", "null"),
     )
 
@@ -202,6 +212,16 @@ def conditions(summary: Summary) -> list[str]:
     return lines
 
 
+def _lasting(summary: Summary) -> list[str]:
+    """Return which shapes were timed throughout under one condition of the machine, which is no disturbance."""
+    rows: list[tuple[str, str]] = []
+    for row in summary.rows:
+        for what, count in summary.contamination.conditions(row.shape.id).items():
+            processes = f"{count} of {counted(summary.meta.settings['processes'], 'process')}"
+            rows.append((row.shape.id, f"{LASTING_SAID[what]} throughout, in {processes}"))
+    return [f"{LASTING_MARK} {counted_shapes(names)}: {text}" for names, text in grouped(rows)]
+
+
 def _spent(summary: Summary) -> str:
     """Return where a run's time went, in seconds; empty for a run of before that was recorded."""
     seconds = summary.meta.spent_s
@@ -233,36 +253,41 @@ def verdict_word(verdict: str) -> str:
     return "no verdict" if verdict == Verdict.NONE else verdict.upper()
 
 
-def headline_parts(headline: Headline) -> list[str]:
-    """Return a candidate's result in short: its mean over which shapes, its verdict and why, floor and nulls."""
+def headline_line(headline: Headline) -> str:
+    """Return a candidate's result as one line to repeat: how many times faster, the verdict, the shapes, the null."""
     total = headline.shapes + headline.partial + headline.oversize + headline.not_run
-    if headline.geomean:
-        first = f"{headline.candidate}: geometric mean {interval(headline.geomean)} over {headline.shapes} of "
-        first += counted(total, "shape")
-    else:
-        first = (
-            f"{headline.candidate}: no geometric mean, {headline.passed} of {counted(headline.shapes, 'shape')} passed"
-        )
-    parts = [first]
+    where = f"{headline.shapes} of {counted(total, 'shape')}"
+    if headline.geomean is None:
+        passed = f"no geometric mean, {headline.passed} of {counted(headline.shapes, 'shape')} passed"
+        return f"{headline.candidate}: {passed}, {verdict_word(headline.verdict)}: {headline.why}"
+    centre, *ends = interval(headline.geomean).split(" ", 1)
+    than = "faster than eager" if (headline.geomean.low or 0) > 1 else "the speed of eager"
+    null = f" (null {times(headline.null.centre)}x)" if headline.null else ""
+    said = " ".join([f"{headline.candidate}: {centre} {than}", *ends])
+    line = f"{said}, {verdict_word(headline.verdict)}, on {where}{null}"
+    return line if headline.verdict in PROVEN else f"{line}: {headline.why}"
+
+
+def headline_details(headline: Headline) -> list[str]:
+    """Return what stands behind a candidate's line: why, what it leaves out, floor, nulls, processes and price."""
+    parts = [headline.why] if headline.verdict in PROVEN else []
     parts += [f"{headline.partial} timed in some processes only"] if headline.partial else []
     parts += [f"{headline.oversize} too large for eager"] if headline.oversize else []
     parts += [f"{headline.not_run} not run"] if headline.not_run else []
-    parts.append(f"{verdict_word(headline.verdict)}: {headline.why}")
-    parts += [f"floor {headline.floor.describe()}"] if headline.floor else []
+    if headline.floor and not (parts and headline.floor.describe() in headline.why):
+        parts.append(f"floor {headline.floor.describe()}")
     nulls = [("null", headline.null), ("its own null", headline.copy_null)]
-    return parts + [f"{name} {interval(null)}" for name, null in nulls if null]
-
-
-def _headline_details(headline: Headline) -> list[str]:
-    """Return what stands behind a candidate's mean: processes, checks, dividend and price."""
+    parts += [f"{name} {interval(null)}" for name, null in nulls if null]
     if headline.geomean is None:
-        if headline.penalised is None:
-            return []
-        return [f"with 1x where it failed (or its own ratio, if lower) {interval(headline.penalised)}"]
-    parts = [f"by process {', '.join(f'{times(value)}x' for value in headline.per_process)}"]
+        if headline.penalised:
+            parts.append(f"with 1x where it failed (or its own ratio, if lower) {interval(headline.penalised)}")
+        return parts
+    if headline.per_process:
+        whole = " with every shape" if headline.lost else ""
+        parts.append(f"by process{whole} {', '.join(f'{times(value)}x' for value in headline.per_process)}")
     parts += [
-        f"process {process} left out, with no clean block of shape {' and '.join(shapes)}"
-        for process, shapes in headline.excused.items()
+        f"process {process} has no clean block of shape {' and '.join(shapes)}"
+        for process, shapes in headline.lost.items()
     ]
     if headline.sign_flip_p is not None:
         parts.append(f"sign-flip p {headline.sign_flip_p:.2g}")

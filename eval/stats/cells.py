@@ -9,12 +9,13 @@ from statistics import fmean, median
 from typing import Any
 
 from rooflane.eval.record.records import ANCHOR, COPY_PREFIX, EAGER, NOOP, RunMeta, Timing
-from rooflane.eval.stats.estimator import Estimate, Interval, t_interval
-from rooflane.eval.stats.evidence import Measured
+from rooflane.eval.stats.estimator import t_interval
+from rooflane.eval.stats.evidence import Assessment, Measured
 from rooflane.eval.stats.figures import JUDGED_KINDS, NULL, REFERENCE, Cell, Spread
+from rooflane.eval.stats.mean import Interval
 from rooflane.eval.stats.price import break_even_calls, price_interval, price_per_1e9, throughput
 from rooflane.eval.stats.rounds import dividend, hidden_ns, launch_share
-from rooflane.eval.stats.verdict import Floors, Verdict, judge
+from rooflane.eval.stats.verdict import Verdict, judge_campaign
 
 # One failure among eight processes is a failure of the arm.
 SEVERITY = ("ok", "skipped", "infeasible", "unsupported", "oom", "error", "incorrect")
@@ -74,20 +75,19 @@ def make_cell(measured: Measured, shape: str, name: str) -> Cell:
     return _priced(cell, meta, times, timed)
 
 
-def judged(cell: Cell, measured: Measured, shape: str, found: Estimate, floors: Floors, claims: bool) -> Cell:
-    """Return a candidate's cell with what depends on all shapes: Holm's correction, floor and verdict.
-
-    `claims` is false for a campaign that may claim no verdict.
-    """
-    one = found.shapes.get(shape)
+def judged(cell: Cell, measured: Measured, shape: str, assessed: Assessment) -> Cell:
+    """Return a candidate's cell with what depends on all shapes: Holm's correction, floor and verdict."""
+    one = assessed.estimate.shapes.get(shape)
     if one is None:
         return cell
     base, arm = measured.rows(shape, EAGER), measured.rows(shape, cell.arm)
-    floor = floors.shapes.get(shape)
+    floor = assessed.floors.shapes.get(shape)
     verdict, why = Verdict.NONE, ""
-    if claims and cell.status == "ok" and not cell.integrity:
-        judgement = judge(one.interval, floor, holm_p=one.holm_p)
-        verdict, why = judgement.verdict, judgement.why
+    if cell.status == "ok" and not cell.integrity:
+        judgement = judge_campaign(one.mean, floor, assessed.conditions, holm_p=one.holm_p)
+        # The campaign is contaminated; one shape of it has no verdict.
+        if judgement.verdict != Verdict.CONTAMINATED:
+            verdict, why = judgement.verdict, judgement.why
     nulls = [row.timing for name in (EAGER, NULL) for row in measured.rows(shape, name).values() if row.timing]
     hidden = hidden_ns([row.timing for row in arm.values() if row.timing], nulls)
     calls = None
@@ -101,7 +101,7 @@ def judged(cell: Cell, measured: Measured, shape: str, found: Estimate, floors: 
         floor=floor,
         verdict=verdict,
         why=why,
-        dividend=dividend(base, arm, found.logs[shape]),
+        dividend=dividend(base, arm, assessed.estimate.logs[shape]),
         hidden_ms=None if hidden is None else hidden / 1e6,
         break_even_calls=calls,
     )

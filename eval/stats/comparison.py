@@ -12,11 +12,21 @@ from typing import Any
 from rooflane.eval.exit_codes import EvaluationError, ExitCode
 from rooflane.eval.record.nulls import machine_of, software_of
 from rooflane.eval.record.records import EAGER
-from rooflane.eval.stats.estimator import Estimate, Interval, ShapeEstimate, estimate, welch_by_shape, welch_interval
+from rooflane.eval.stats.estimator import Estimate, ShapeEstimate, estimate, welch_by_shape
 from rooflane.eval.stats.evidence import Evidence
 from rooflane.eval.stats.figures import required
+from rooflane.eval.stats.mean import Interval, Mean, difference, mean_over_shapes
 from rooflane.eval.stats.run import Run, open_run
-from rooflane.eval.stats.verdict import MARGIN, Floor, Floors, Judgement, Verdict, find_floors, judge, judge_campaign
+from rooflane.eval.stats.verdict import (
+    MARGIN,
+    Conditions,
+    Floor,
+    Floors,
+    Judgement,
+    Verdict,
+    find_floors,
+    judge_campaign,
+)
 
 SEPARATOR = "::"
 
@@ -49,6 +59,11 @@ class Side:
     def processes(self, shapes: Sequence[str]) -> set[int]:
         """Return the processes that timed the arm on any of some shapes."""
         return {process for shape in shapes for process in self.evidence.measured.rounds.of(shape, self.arm)}
+
+    def timed_throughout(self, shapes: Sequence[str]) -> bool:
+        """Tell whether every process that timed the arm on any of some shapes timed it on all of them."""
+        needed = self.processes(shapes)
+        return all(self.evidence.measured.rounds.of(shape, self.arm).keys() >= needed for shape in shapes)
 
     def logs(self, shape: str) -> dict[int, float]:
         """Return the mean log of the event nanoseconds by process, as reports print it."""
@@ -126,42 +141,36 @@ def compare(a: str, b: str, *, run: Run | None = None, margin: float = MARGIN) -
     if not shapes:
         why = "; ".join(f"shape {shape}: {reason}" for shape, reason in left_out.items()) or "neither has a row"
         raise EvaluationError(f"{left.label} and {right.label} have no shape that both measured ({why})")
-    estimates, geomean, times = (_by_pairs if paired else _by_welch)(left, right, shapes)
+    estimates, mean, times = (_by_pairs if paired else _by_welch)(left, right, shapes)
     left_out |= {shape: "no clean block holds both" for shape in shapes if shape not in estimates}
-    geomean = None if left_out else geomean
+    mean = None if left_out else mean
     floors = _floors(left, right, shapes, paired)
     unlike = _unlike(left, right)
-    conditions = {
-        "processes": min(len(side.processes(shapes)) for side in (left, right)),
-        "quick": any(side.run.meta.settings["quick"] for side in (left, right)),
-        "contaminated": _contaminated(left, right, floors),
-        "margin": margin,
-    }
+    conditions = Conditions(
+        processes=min(len(side.processes(shapes)) for side in (left, right)),
+        quick=any(side.run.meta.settings["quick"] for side in (left, right)),
+        contaminated=_contaminated(left, right, floors),
+        margin=margin,
+    )
 
-    def judge_mean(mean: Interval | None, floor: Floor | None) -> Judgement:
+    def judge_ratio(mean: Mean | None, floor: Floor | None, holm_p: float | None = None) -> Judgement:
         if mean is None or unlike:
             return Judgement(Verdict.NONE, unlike if mean else "there is no mean over every shape and process")
-        return judge_campaign(mean, floor, **conditions)
-
-    def judge_shape(one: ShapeEstimate, floor: Floor | None) -> Judgement:
-        found = judge_mean(one.interval, floor)
-        if found.verdict in (Verdict.NONE, Verdict.CONTAMINATED):
-            return found
-        return judge(one.interval, floor, margin=margin, holm_p=one.holm_p)
+        return judge_campaign(mean, floor, conditions, holm_p=holm_p)
 
     pairs = []
     for shape, one in estimates.items():
         floor = floors.shapes.get(shape)
-        found = judge_shape(one, floor)
+        found = judge_ratio(one.mean, floor, one.holm_p)
         pairs.append(Pair(shape, *times[shape], one.interval, found.verdict, found.why, one.holm_p, floor))
-    whole = judge_mean(geomean, floors.geomean)
+    whole = judge_ratio(mean, floors.geomean)
     return Comparison(
         a=left.label,
         b=right.label,
         method="paired by process" if paired else "Welch, two runs",
         pairs=tuple(pairs),
         left_out=left_out,
-        geomean=geomean,
+        geomean=mean and mean.interval(),
         verdict=whole.verdict,
         why=whole.why,
         floor=floors.geomean,
@@ -194,7 +203,7 @@ def _common(left: Side, right: Side) -> tuple[list[str], dict[str, str]]:
     return common, left_out
 
 
-Found = tuple[dict[str, ShapeEstimate], Interval | None, dict[str, tuple[float, float]]]
+Found = tuple[dict[str, ShapeEstimate], Mean | None, dict[str, tuple[float, float]]]
 
 
 def _by_pairs(left: Side, right: Side, shapes: Sequence[str]) -> Found:
@@ -203,7 +212,7 @@ def _by_pairs(left: Side, right: Side, shapes: Sequence[str]) -> Found:
     measured = left.evidence.measured
     found = estimate(measured.rounds, shapes, right.arm, left.arm, processes, measured.contamination)
     pairs = {shape: measured.pair(shape, right.arm, left.arm) for shape in found.shapes}
-    return dict(found.shapes), found.geomean, {shape: (_ms(one.arm), _ms(one.base)) for shape, one in pairs.items()}
+    return dict(found.shapes), found.mean, {shape: (_ms(one.arm), _ms(one.base)) for shape, one in pairs.items()}
 
 
 def _by_welch(left: Side, right: Side, shapes: Sequence[str]) -> Found:
@@ -211,20 +220,17 @@ def _by_welch(left: Side, right: Side, shapes: Sequence[str]) -> Found:
     logs = {shape: [side.logs(shape) for side in (left, right)] for shape in shapes}
     estimates = welch_by_shape({shape: (list(b.values()), list(a.values())) for shape, (a, b) in logs.items()})
     times = {shape: (_ms(a), _ms(b)) for shape, (a, b) in logs.items()}
-    means = []
-    for index, side in ((1, right), (0, left)):
-        processes = sorted(side.processes(shapes))
-        if any(process not in logs[shape][index] for shape in shapes for process in processes):
-            return estimates, None, times
-        means.append([fmean(logs[shape][index][process] for shape in shapes) for process in processes])
-    return estimates, welch_interval(*means), times
+    if not (left.timed_throughout(shapes) and right.timed_throughout(shapes)):
+        return estimates, None, times
+    slow, fast = (mean_over_shapes({shape: logs[shape][index] for shape in shapes}) for index in (1, 0))
+    return estimates, difference(slow, fast), times
 
 
 def _floors(left: Side, right: Side, shapes: Sequence[str], paired: bool) -> Floors:
     """Return the floors under a comparison: from both arms' nulls, and from those stored beside each run."""
     nulls: list[Estimate] = []
-    means: list[float] = []
-    by_shape: dict[str, list[float]] = {}
+    means: list[Sequence[float]] = []
+    by_shape: dict[str, list[Sequence[float]]] = {}
     for side in dict.fromkeys((left, right)):
         # An arm without a timed copy uses eager's null.
         timed = [shape for shape in shapes if shape in side.evidence.counted]

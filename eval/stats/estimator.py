@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from statistics import fmean
 from typing import Any
 
+from rooflane.eval.stats.mean import CONFIDENCE, Interval, Mean, contributions, difference, mean_of, mean_over_shapes
 from rooflane.eval.stats.rounds import Contamination, Rounds, TimesError, median_ns
 
-CONFIDENCE = 0.95
 # Every sign pattern is tried up to this many processes; beyond, as many drawn ones stand for them all.
 EXACT_FLIPS = 14
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A ratio with its confidence interval over `count` processes; one process gives no interval, only a centre."""
-
-    centre: float
-    low: float | None
-    high: float | None
-    count: int
-
-    def as_dict(self) -> dict[str, float | int | None]:
-        """Return the fields as plain values."""
-        return asdict(self)
 
 
 def paired_log_ratio(base: Sequence[Sequence[int]], arm: Sequence[Sequence[int]]) -> float:
@@ -60,42 +46,7 @@ def block_means(
 
 def t_interval(logs: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
     """Return exp of the mean of log-ratios with its Student t interval; the unit of replication is a process."""
-    count = len(logs)
-    centre = fmean(logs)
-    if count < 2:
-        return Interval(math.exp(centre), None, None, count)
-    half = t_quantile(confidence, count - 1) * math.sqrt(variance(logs)) / math.sqrt(count)
-    return Interval(math.exp(centre), math.exp(centre - half), math.exp(centre + half), count)
-
-
-def welch_interval(a: Sequence[float], b: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
-    """Return exp(mean a - mean b) with Welch's interval, for logs that come from different processes."""
-    centre, count = fmean(a) - fmean(b), min(len(a), len(b))
-    if count < 2:
-        return Interval(math.exp(centre), None, None, count)
-    error, freedom = _welch(a, b)
-    half = t_quantile(confidence, freedom) * error if error else 0.0
-    return Interval(math.exp(centre), math.exp(centre - half), math.exp(centre + half), count)
-
-
-def variance(values: Sequence[float]) -> float:
-    """Return the sample variance of two values or more; the standard library's exact one is 50 times slower."""
-    mean = fmean(values)
-    return math.fsum([(value - mean) ** 2 for value in values]) / (len(values) - 1)
-
-
-def t_p_value(logs: Sequence[float]) -> float | None:
-    """Return the two-sided p of log-ratios with mean zero; None with fewer than two processes."""
-    if len(logs) < 2:
-        return None
-    return _p_value(fmean(logs), math.sqrt(variance(logs)) / math.sqrt(len(logs)), len(logs) - 1)
-
-
-def welch_p_value(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Return the two-sided p of equal means of logs from different processes; None with fewer than two of either."""
-    if min(len(a), len(b)) < 2:
-        return None
-    return _p_value(fmean(a) - fmean(b), *_welch(a, b))
+    return mean_of(logs).interval(confidence)
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
@@ -122,32 +73,6 @@ def sign_flip_p(logs: Sequence[float]) -> float | None:
 
 
 @cache
-def t_quantile(confidence: float, freedom: float) -> float:
-    """Return the two-sided Student t quantile."""
-    from scipy.special import stdtrit
-
-    return float(stdtrit(freedom, 0.5 + confidence / 2))
-
-
-def _p_value(mean: float, error: float, freedom: float) -> float:
-    from scipy.special import stdtr
-
-    if error == 0:
-        return 1.0 if mean == 0 else 0.0
-    return float(2 * stdtr(freedom, -abs(mean) / error))
-
-
-def _welch(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
-    """Return the standard error of a difference of means and Welch's degrees of freedom."""
-    parts = variance(a) / len(a), variance(b) / len(b)
-    spread = sum(parts)
-    if spread == 0:
-        return 0.0, float(len(a) + len(b) - 2)
-    freedom = spread**2 / (parts[0] ** 2 / (len(a) - 1) + parts[1] ** 2 / (len(b) - 1))
-    return math.sqrt(spread), freedom
-
-
-@cache
 def _flips(count: int) -> Any:
     """Return the sign patterns of `count` processes, one a row."""
     import numpy as np
@@ -165,8 +90,9 @@ CLEAN = Contamination()
 
 @dataclass(frozen=True)
 class ShapeEstimate:
-    """One shape: the interval at 95%, the one at Holm's level of this shape, and both p-values."""
+    """One shape: its mean, the interval at 95%, the one at Holm's level of this shape, and both p-values."""
 
+    mean: Mean
     interval: Interval
     holm_interval: Interval
     p: float | None
@@ -177,17 +103,23 @@ class ShapeEstimate:
 class Estimate:
     """How many times faster one arm is than another: by shape, and over all shapes as a geometric mean.
 
-    `logs` are natural logarithms by shape and process. `per_process` has the processes in which every shape has one.
-    The mean is None when a shape was not timed in some process. `excused` are the processes left out of the mean, each
-    with the shapes without a clean block.
+    `logs` are natural logarithms by shape and process. `mean` is theirs over the shapes, and `geomean` its exponential
+    with the interval at 95%. Both are None when a shape was not timed in some process, or has no clean block at all.
+    `lost` are the processes without a clean block of some shape, each with those shapes. `per_process` has the means
+    of the other processes.
     """
 
     logs: Mapping[str, Mapping[int, float]]
     shapes: Mapping[str, ShapeEstimate]
     per_process: Mapping[int, float]
-    geomean: Interval | None
+    mean: Mean | None
     sign_flip_p: float | None
-    excused: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    lost: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def geomean(self) -> Interval | None:
+        """The geometric mean with its interval at 95%."""
+        return self.mean and self.mean.interval()
 
 
 @dataclass(frozen=True)
@@ -236,67 +168,70 @@ def estimate(
 ) -> Estimate:
     """Estimate how many times faster `arm` is than `base` on each shape and in the geometric mean.
 
-    A process without a clean block of some shape is left out of the mean: the machine decided that, not the arm. With
-    a process in which an arm was not timed, no mean exists.
+    A shape without a clean block in a process counts there with its other processes: the machine decided that, not
+    the arm. With a process in which an arm was not timed, no mean exists.
     """
     logs: dict[str, dict[int, float]] = {}
-    excused: dict[int, tuple[str, ...]] = {}
+    lost: dict[int, tuple[str, ...]] = {}
     for shape in shapes:
         pair = pair_arms(rounds, shape, base, arm, contamination)
         logs[shape] = pair.logs
-        excused |= {process: (*excused.get(process, ()), shape) for process in pair.disturbed}
-    found = combine(logs, [process for process in processes if process not in excused])
-    return replace(found, excused=dict(sorted(excused.items())))
+        lost |= {process: (*lost.get(process, ()), shape) for process in pair.disturbed}
+    return combine(logs, list(processes), dict(sorted(lost.items())))
 
 
-def combine(logs: Mapping[str, Mapping[int, float]], processes: Sequence[int]) -> Estimate:
-    """Return the estimate over given log-ratios; `processes` are those that need one on every shape."""
+def combine(
+    logs: Mapping[str, Mapping[int, float]],
+    processes: Sequence[int],
+    lost: Mapping[int, tuple[str, ...]] | None = None,
+) -> Estimate:
+    """Return the estimate over given log-ratios; every process needs one on every shape that is not `lost` there."""
+    lost = lost or {}
+    missed = [
+        (shape, process)
+        for shape, found in logs.items()
+        for process in processes
+        if process not in found and shape not in lost.get(process, ())
+    ]
     per_process = {
         process: fmean([found[process] for found in logs.values()])
         for process in processes
         if logs and all(process in found for found in logs.values())
     }
-    whole = bool(per_process) and len(per_process) == len(processes)
-    values = list(per_process.values())
+    whole = bool(logs) and not missed and all(logs.values())
     return Estimate(
         logs=logs,
         shapes=by_shape({shape: list(found.values()) for shape, found in logs.items() if found}),
         per_process=per_process,
-        geomean=t_interval(values) if whole else None,
-        sign_flip_p=sign_flip_p(values) if whole else None,
+        mean=mean_over_shapes(logs) if whole else None,
+        sign_flip_p=sign_flip_p(contributions(logs)) if whole else None,
+        lost=lost,
     )
 
 
 def by_shape(logs: Mapping[str, Sequence[float]]) -> dict[str, ShapeEstimate]:
     """Return each shape's interval with Holm's correction over all of them."""
-    return _corrected(
-        {shape: t_p_value(values) for shape, values in logs.items()},
-        lambda shape, level: t_interval(logs[shape], level),
-    )
+    return _corrected({shape: mean_of(values) for shape, values in logs.items()})
 
 
 def welch_by_shape(logs: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> dict[str, ShapeEstimate]:
     """Return each shape's interval of exp(mean of the first - mean of the second), by Welch, with Holm's correction."""
-    return _corrected(
-        {shape: welch_p_value(*sides) for shape, sides in logs.items()},
-        lambda shape, level: welch_interval(*logs[shape], level),
-    )
+    return _corrected({shape: difference(mean_of(a), mean_of(b)) for shape, (a, b) in logs.items()})
 
 
-def _corrected(
-    p_values: Mapping[str, float | None], interval: Callable[[str, float], Interval]
-) -> dict[str, ShapeEstimate]:
-    """Return the estimates of a family of shapes, given their p-values and what makes an interval at a level."""
-    tested = {shape: p for shape, p in p_values.items() if p is not None}
+def _corrected(means: Mapping[str, Mean]) -> dict[str, ShapeEstimate]:
+    """Return the estimates of a family of shapes from their means."""
+    tested = {shape: mean.p for shape, mean in means.items() if mean.p is not None}
     adjusted, levels = holm(tested), holm_levels(tested)
     return {
         shape: ShapeEstimate(
-            interval=interval(shape, CONFIDENCE),
-            holm_interval=interval(shape, levels.get(shape, CONFIDENCE)),
-            p=p,
+            mean=mean,
+            interval=mean.interval(),
+            holm_interval=mean.interval(levels.get(shape, CONFIDENCE)),
+            p=mean.p,
             holm_p=adjusted.get(shape),
         )
-        for shape, p in p_values.items()
+        for shape, mean in means.items()
     }
 
 
@@ -313,10 +248,3 @@ def holm_levels(p_values: Mapping[str, float]) -> dict[str, float]:
         failed = failed or p_values[name] > (1 - CONFIDENCE) / left
         left -= not failed
     return levels
-
-
-def half_width(interval: Interval | None) -> float | None:
-    """Return an interval's half-width as a natural logarithm; None without an interval."""
-    if interval is None or interval.low is None:
-        return None
-    return math.log(interval.high / interval.low) / 2

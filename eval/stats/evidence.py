@@ -12,25 +12,27 @@ from rooflane.eval.record.nulls import Key, NullResult, machine_of, matching, so
 from rooflane.eval.record.records import COPY_PREFIX, EAGER, Record, RunMeta
 from rooflane.eval.stats.estimator import Estimate, Paired, estimate, pair_arms
 from rooflane.eval.stats.figures import NULL
+from rooflane.eval.stats.mean import LEAST_CELLS
 from rooflane.eval.stats.rounds import Contamination, Rounds, find_contamination, rounds_of
-from rooflane.eval.stats.verdict import LEAST_PROCESSES, MARGIN, Floors, Judgement, Verdict, find_floors, judge_campaign
+from rooflane.eval.stats.verdict import MARGIN, Conditions, Floors, Judgement, Verdict, find_floors, judge_campaign
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Log-ratios of stored nulls that match a campaign: of its geometric mean, and of each of its shapes."""
+    """Log-ratios of stored nulls that match a campaign, by run: of its geometric mean, and of each of its shapes."""
 
-    geomean: Sequence[float] = ()
-    shapes: Mapping[str, Sequence[float]] | None = None
+    geomean: Sequence[Sequence[float]] = ()
+    shapes: Mapping[str, Sequence[Sequence[float]]] | None = None
 
 
 @dataclass(frozen=True)
 class Assessment:
-    """A candidate's speedup over eager, the nulls of both, the floors they imply, and the verdict."""
+    """A candidate's speedup over eager, the nulls of both, the floors they imply, and the verdict with its terms."""
 
     estimate: Estimate
     nulls: Mapping[str, Estimate]
     floors: Floors
+    conditions: Conditions
     judgement: Judgement
 
 
@@ -56,28 +58,36 @@ def assess(
     stored: Stored | None = None,
     *,
     quick: bool = False,
+    partial: int = 0,
     margin: float = MARGIN,
 ) -> Assessment:
-    """Judge a candidate by its times alone; what was found about its outputs comes before this verdict."""
+    """Judge a candidate by its times alone; what was found about its outputs comes before this verdict.
+
+    `partial` counts the shapes that were timed in some processes only and are not among `shapes`.
+    """
     stored = stored or Stored()
     found = estimate(rounds, shapes, EAGER, candidate, processes, contamination)
     nulls = estimate_nulls(rounds, contamination, shapes, (EAGER, candidate), processes)
     floors = find_floors(nulls.values(), stored.geomean, stored.shapes)
     contaminated = contamination.describe() if contamination.too_much else floors.broken
-    if found.geomean is None:
-        condemned = contamination.too_much and not quick and len(processes) >= LEAST_PROCESSES
-        verdict = Verdict.CONTAMINATED if condemned else Verdict.NONE
-        judgement = Judgement(verdict, contaminated or "the candidate was not timed on every shape in every process")
+    conditions = Conditions(len(processes), quick, partial, contaminated, margin)
+    if found.mean is not None and found.mean.error is not None:
+        judgement = judge_campaign(found.mean, floors.geomean, conditions)
+    elif contamination.too_much and not conditions.short:
+        judgement = Judgement(Verdict.CONTAMINATED, contaminated)
     else:
-        judgement = judge_campaign(
-            found.geomean,
-            floors.geomean,
-            processes=len(processes),
-            quick=quick,
-            contaminated=contaminated,
-            margin=margin,
-        )
-    return Assessment(found, nulls, floors, judgement)
+        judgement = Judgement(Verdict.NONE, _no_interval(found, len(processes)))
+    return Assessment(found, nulls, floors, conditions, judgement)
+
+
+def _no_interval(found: Estimate, processes: int) -> str:
+    """Return why an estimate has no mean, or a mean without an interval."""
+    thin = [shape for shape, logs in found.logs.items() if len(logs) < LEAST_CELLS]
+    if processes > 1 and thin and all(any(shape in lost for lost in found.lost.values()) for shape in thin):
+        return f"fewer than {LEAST_CELLS} processes have a clean block of shape {', '.join(thin)}"
+    if found.mean is None:
+        return "the candidate was not timed on every shape in every process"
+    return "one process gives no interval"
 
 
 @dataclass(frozen=True)
@@ -143,6 +153,12 @@ class Evidence:
         return cls(measured, tuple(counted), environments[-1] if environments else {})
 
     @property
+    def partial(self) -> list[str]:
+        """The shapes on which eager was timed in some processes only, by id."""
+        ids = [shape.id for shape in self.measured.meta.shape_list() if shape.id not in self.counted]
+        return [shape for shape in ids if self.measured.rounds.of(shape, EAGER)]
+
+    @property
     def processes(self) -> range:
         """The processes the run planned."""
         return range(self.measured.meta.settings["processes"])
@@ -157,6 +173,7 @@ class Evidence:
             self.processes,
             self.stored(nulls),
             quick=self.measured.meta.settings["quick"],
+            partial=len(self.partial),
         )
 
     def nulls(self, *arms: str, shapes: Sequence[str] | None = None) -> dict[str, Estimate]:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from rooflane.eval.exit_codes import ExitCode
 from rooflane.eval.record.records import BIN_EDGES, EAGER, TILE, Record, RunMeta, TruthCheck
-from rooflane.eval.stats.estimator import Interval, ShapeEstimate
+from rooflane.eval.stats.estimator import ShapeEstimate
+from rooflane.eval.stats.mean import Interval
 from rooflane.eval.stats.rounds import Contamination
 from rooflane.eval.stats.verdict import Floor, Verdict
 from rooflane.shapes import Shape
@@ -194,8 +195,8 @@ class Headline:
     right and timed on every one of them in every process: a failed shape takes the mean away, it never leaves it.
     `penalised` is the second figure then: the mean with every failed shape at 1x, or at its own ratio where lower.
     `ratio_verdict` is what the times alone say; `verdict` puts the facts about the outputs before it. `partial` counts
-    the shapes timed in some processes only: the clock chose what is left, so no verdict is formed over it. `excused`
-    are the processes without a mean, each with the shapes of which every block was disturbed.
+    the shapes timed in some processes only: the clock chose what is left, so the verdict over it is held to the strict
+    level. `lost` are the processes in which every block of some shape was disturbed, each with those shapes.
     """
 
     candidate: str
@@ -217,7 +218,7 @@ class Headline:
     partial: int = 0
     oversize: int = 0
     not_run: int = 0
-    excused: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    lost: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

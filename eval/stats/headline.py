@@ -9,9 +9,10 @@ from statistics import fmean
 from typing import Any
 
 from rooflane.eval.record.records import EAGER
-from rooflane.eval.stats.estimator import Estimate, Interval, estimate, t_interval
+from rooflane.eval.stats.estimator import Estimate, estimate
 from rooflane.eval.stats.evidence import Assessment, Measured
 from rooflane.eval.stats.figures import Headline, ShapeRow
+from rooflane.eval.stats.mean import Interval, Mean, mean_over_shapes
 from rooflane.eval.stats.price import mix_throughput, price_interval
 from rooflane.eval.stats.verdict import Verdict
 
@@ -60,9 +61,6 @@ def make_headline(
         result = replace(result, verdict=judgement.verdict, ratio_verdict=judgement.verdict)
         if found.geomean:
             result = replace(result, **_means(measured, candidate, counted, found))
-        if partial:
-            why = f"{partial} more were timed in some processes only, and the clock must not choose what counts"
-            result = replace(result, verdict=Verdict.NONE, ratio_verdict=Verdict.NONE, why=why)
     return replace(result, verdict=fact[0], why=fact[1]) if fact else result
 
 
@@ -75,7 +73,7 @@ def _means(measured: Measured, candidate: str, counted: Sequence[ShapeRow], foun
         "geomean": found.geomean,
         "per_process": tuple(map(math.exp, found.per_process.values())),
         "sign_flip_p": found.sign_flip_p,
-        "excused": found.excused,
+        "lost": found.lost,
         "dividend": math.exp(fmean(map(math.log, dividends))) if all(dividends) else None,
         "mix_tokens_per_s": mix,
         "mix_price": price_interval(price, mix) if price and mix else None,
@@ -83,25 +81,19 @@ def _means(measured: Measured, candidate: str, counted: Sequence[ShapeRow], foun
 
 
 def penalised(counted: Sequence[ShapeRow], candidate: str, found: Estimate) -> Interval | None:
-    """Return the second figure of a candidate that failed somewhere: a failed shape at 1x, or its own ratio if lower.
-
-    Processes count where every shape that passed has a ratio.
-    """
+    """Return the second figure of a candidate that failed: a failed shape at 1x, or at its own ratio if lower."""
     ok = {row.shape.id for row in counted if row.cells[candidate].status == "ok" and row.cells[candidate].event_ms}
     if not ok:
         return None
-    processes = set.intersection(*(set(found.logs[shape]) for shape in ok))
+    processes = {process for shape in ok for process in found.logs[shape]}
     limit = math.log(PENALTY)
-    means = [
-        fmean(
-            found.logs[row.shape.id][process]
-            if row.shape.id in ok
-            else min(limit, found.logs[row.shape.id].get(process, limit))
-            for row in counted
-        )
-        for process in sorted(processes)
-    ]
-    return t_interval(means) if means else None
+    logs = {
+        name: found.logs[name]
+        if name in ok
+        else {process: min(limit, found.logs[name].get(process, limit)) for process in processes}
+        for name in (row.shape.id for row in counted)
+    }
+    return mean_over_shapes(logs).interval() if all(logs.values()) else None
 
 
 def _mix(measured: Measured, candidate: str, counted: Sequence[ShapeRow]) -> Interval | None:
@@ -136,7 +128,7 @@ def rank(measured: Measured, shapes: Sequence[ShapeRow]) -> tuple[Place, ...]:
 
     Ranked are those with a right output and a time on every shape eager was timed on, in every process: a failed shape
     takes the rank away. Two are compared as `rooflane compare` compares them: by pairs of clean blocks in each process,
-    the mean over the shapes with Student's t over the processes.
+    the mean over the shapes with its interval over the processes.
     """
     meta = measured.meta
     if len(meta.candidates) < 2:
@@ -156,24 +148,23 @@ def rank(measured: Measured, shapes: Sequence[ShapeRow]) -> tuple[Place, ...]:
         else:
             complete.append(name)
 
-    def against(slow: str, fast: str) -> list[float]:
-        """Return log(time of slow / time of fast), the mean over the shapes, process by process."""
+    def against(slow: str, fast: str) -> Mean | None:
+        """Return the mean over the shapes of log(time of slow / time of fast)."""
         ids = [row.shape.id for row in counted]
-        found = estimate(measured.rounds, ids, slow, fast, processes, measured.contamination)
-        return list(found.per_process.values())
+        return estimate(measured.rounds, ids, slow, fast, processes, measured.contamination).mean
 
     if complete and not against(complete[0], complete[0]):
-        unranked += [Place(name, None, why="no process has clean blocks of every shape") for name in complete]
+        unranked += [Place(name, None, why="a shape has no clean block") for name in complete]
         complete = []
     if not complete:
         return tuple(unranked)
-    order = sorted(complete, key=lambda name: fmean(against(name, complete[0])))
+    order = sorted(complete, key=lambda name: against(name, complete[0]).log)
     alike = {
         (one, other)
         for at, one in enumerate(order)
         for other in order[at + 1 :]
         # A single process gives no interval and leaves the order open too.
-        if (found := t_interval(against(other, one))).low is None or found.low <= 1 <= found.high
+        if (found := against(other, one).interval()).low is None or found.low <= 1 <= found.high
     }
     leaders: list[int] = []
     for at, name in enumerate(order):
@@ -183,7 +174,7 @@ def rank(measured: Measured, shapes: Sequence[ShapeRow]) -> tuple[Place, ...]:
             candidate=name,
             rank=leaders[at] + 1,
             shared=leaders.count(leaders[at]) > 1,
-            behind=t_interval(against(name, order[0])) if at else None,
+            behind=against(name, order[0]).interval() if at else None,
             like=tuple(other for other in order if {(name, other), (other, name)} & alike),
         )
         for at, name in enumerate(order)

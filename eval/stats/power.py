@@ -10,7 +10,7 @@ from typing import Any
 
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.record.nulls import NullResult
-from rooflane.eval.stats.estimator import CONFIDENCE, t_quantile
+from rooflane.eval.stats.mean import CONFIDENCE, t_quantile
 from rooflane.eval.stats.verdict import LEAST_PROCESSES
 
 POWER = 0.8

@@ -173,15 +173,23 @@ LEAST_SHARE = 0.02
 CHOSEN_CLOCKS = {"ApplicationsClocksSetting", "DisplayClockSetting", "GpuIdle", "None", "SyncBoost"}
 # The board's power limit: what heavy work meets by itself, unlike heat or a slowdown from outside.
 POWER_CAP = {"SwPowerCap"}
+POWER_LIMIT, SLOW_CLOCK = "the power limit", "a slow clock"
+# Both set one clock for every arm of a block. Where every block of a shape in a process meets one, it is the state the
+# ratio was taken in. Heat and neighbours come and go within a block, so they are never that.
+LASTING = (POWER_LIMIT, SLOW_CLOCK)
 
 
 @dataclass(frozen=True)
 class Contamination:
-    """The dropped blocks by shape and process, the number of all blocks, and the number dropped by each reason."""
+    """The dropped blocks by shape and process, the number of all blocks, and the number dropped by each reason.
+
+    `lasting` has the places where one condition lasted over every block: it met all arms alike, and drops none.
+    """
 
     dropped: Mapping[Place, frozenset[int]] = field(default_factory=dict)
     total: int = 0
     reasons: Mapping[str, int] = field(default_factory=dict)
+    lasting: Mapping[Place, str] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -206,6 +214,10 @@ class Contamination:
         several = ", some by more than one" if sum(self.reasons.values()) > self.count else ""
         return f"{self.count} of {self.total} blocks dropped for every arm ({why}{several}){left}"
 
+    def conditions(self, shape: str) -> dict[str, int]:
+        """Return the conditions that lasted over a shape, each with the number of processes it lasted in."""
+        return dict(Counter(what for (name, _), what in sorted(self.lasting.items()) if name == shape))
+
 
 def find_contamination(rounds: Rounds) -> Contamination:
     """Return the disturbed blocks; a campaign without anchor, no-op and telemetry has none."""
@@ -221,12 +233,23 @@ def find_contamination(rounds: Rounds) -> Contamination:
         for place, block in _outliers(rounds, arm, places):
             drop(place, block, f"the {'no-op' if arm == NOOP else arm}")
     clock = _median_clock(rounds, places)
+    lasting: dict[Place, str] = {}
     for place in places:
-        for block, state in enumerate(rounds.telemetry.get(place, ())):
-            for reason in _states(state, clock):
+        states = [_states(state, clock) for state in rounds.telemetry.get(place, ())]
+        # A block without a reading would not be known to share the condition.
+        if len(states) >= len(rounds.of(place[0], EAGER)[place[1]]) // 2:
+            kept = [reason for reason in LASTING if all(reason in state for state in states)]
+            # The power limit lowers the clock, in some blocks by more than in others.
+            kept += [SLOW_CLOCK] if POWER_LIMIT in kept and SLOW_CLOCK not in kept else []
+            states = [[reason for reason in state if reason not in kept] for state in states]
+            if kept:
+                lasting[place] = kept[0]
+        for block, state in enumerate(states):
+            for reason in state:
                 drop(place, block, reason)
     total = sum(len(rounds.of(shape, EAGER)[process]) // 2 for shape, process in places)
-    return Contamination({place: frozenset(blocks) for place, blocks in found.items()}, total, dict(reasons))
+    dropped = {place: frozenset(blocks) for place, blocks in found.items()}
+    return Contamination(dropped, total, dict(reasons), lasting)
 
 
 def _outliers(rounds: Rounds, arm: str, places: list[Place]) -> list[tuple[Place, int]]:
@@ -269,9 +292,9 @@ def _median_clock(rounds: Rounds, places: list[Place]) -> float | None:
 def _states(state: Mapping[str, Any], clock: float | None) -> list[str]:
     throttle = state.get("throttle") or ()
     forced = set(throttle) - CHOSEN_CLOCKS if isinstance(throttle, (list, tuple)) else throttle
-    found = ["the power limit" if forced == POWER_CAP else "throttling"] if forced else []
+    found = [POWER_LIMIT if forced == POWER_CAP else "throttling"] if forced else []
     if clock and state.get("sm_mhz") and state["sm_mhz"] < LEAST_CLOCK * clock:
-        found.append("a slow clock")
+        found.append(SLOW_CLOCK)
     if state.get("other_processes"):
         found.append("another process")
     return found

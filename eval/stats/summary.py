@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from rooflane.eval.record.nulls import NullResult, machine_of, software_of
 from rooflane.eval.record.records import COPY_PREFIX, EAGER, Record, RunMeta
 from rooflane.eval.stats.cells import judged, make_cell
-from rooflane.eval.stats.evidence import Assessment, Evidence, Measured
-from rooflane.eval.stats.figures import LAUNCH_SHARE, REFERENCE, Cell, ShapeRow, Summary, accuracy_lines, missed_text
+from rooflane.eval.stats.evidence import Assessment, Evidence, Measured, copy_of
+from rooflane.eval.stats.figures import (
+    LAUNCH_SHARE,
+    REFERENCE,
+    TRUSTED_KINDS,
+    Cell,
+    ShapeRow,
+    Summary,
+    accuracy_lines,
+    missed_text,
+)
 from rooflane.eval.stats.headline import make_headline, rank
 from rooflane.eval.stats.host_pace import host_pace
 from rooflane.eval.stats.rounds import clock_tick_ns
-from rooflane.eval.stats.verdict import LEAST_PROCESSES, Verdict
+from rooflane.eval.stats.verdict import Verdict
 from rooflane.shapes import Shape
 
 
@@ -35,12 +45,7 @@ def summarise(meta: RunMeta, records: Iterable[Record], stored: Sequence[NullRes
         rows=tuple(rows),
         headlines=tuple(headlines),
         environment=campaign.environment,
-        missing=sum(
-            process not in measured.rows(row.shape.id, arm)
-            for row in rows
-            for process in range(meta.settings["processes"])
-            for arm in meta.planned(process, row.shape.id)
-        ),
+        missing=missing_rows(measured),
         ranking=rank(measured, rows),
         contamination=measured.contamination,
         accuracy=tuple(accuracy_lines(records)),
@@ -52,17 +57,22 @@ def summarise(meta: RunMeta, records: Iterable[Record], stored: Sequence[NullRes
 def campaign_nulls(meta: RunMeta, records: Iterable[Record], process_s: float | None = None) -> list[NullResult]:
     """Return a campaign's nulls as they are stored: eager and each candidate against its copy.
 
-    A campaign that the machine disturbed too much has none: its noise is not the machine's own.
+    Only a clean campaign has any: complete, with every planned copy timed on every shape, without evidence of
+    manipulation, and not disturbed too much. What a null says does not matter, or the floor would be too low.
     """
+    records = list(records)
     campaign = Evidence.of(meta, records)
-    if campaign.measured.contamination.too_much:
+    planned = {arm for shape in meta.shape_list() for arm in meta.planned(0, shape.id)}
+    arms = [arm for arm in (EAGER, *meta.candidates) if copy_of(arm) in planned]
+    nulls = campaign.nulls(*arms)
+    clean = not campaign.measured.contamination.too_much and not missing_rows(campaign.measured)
+    clean = clean and not any(record.integrity for record in records if record.kind in TRUSTED_KINDS)
+    if not clean or any(arm not in nulls or nulls[arm].mean is None for arm in arms):
         return []
     labels = campaign.labels()
     results = []
-    for arm, null in campaign.nulls(EAGER, *meta.candidates).items():
-        if null.geomean is None:
-            continue
-        logs = list(null.per_process.values())
+    for arm, null in nulls.items():
+        error = null.mean.error
         results.append(
             NullResult(
                 machine=machine_of(campaign.environment),
@@ -71,13 +81,24 @@ def campaign_nulls(meta: RunMeta, records: Iterable[Record], process_s: float | 
                 run=meta.id,
                 arm=arm,
                 measured_at=meta.started_at,
-                log=fmean(logs),
-                sd=stdev(logs) if len(logs) > 1 else None,
+                log=null.mean.log,
+                # The spread over processes that gives this error without a lost cell.
+                sd=None if error is None else error * math.sqrt(len(campaign.processes)),
                 shapes={labels[name]: fmean(found.values()) for name, found in null.logs.items()},
                 process_s=process_s,
             )
         )
     return results
+
+
+def missing_rows(measured: Measured) -> int:
+    """Return how many planned rows were not written."""
+    return sum(
+        process not in measured.rows(shape.id, arm)
+        for shape in measured.meta.shape_list()
+        for process in range(measured.meta.settings["processes"])
+        for arm in measured.meta.planned(process, shape.id)
+    )
 
 
 def _shape_row(measured: Measured, shape: Shape) -> ShapeRow:
@@ -98,11 +119,8 @@ def _shape_row(measured: Measured, shape: Shape) -> ShapeRow:
 
 
 def _judged(measured: Measured, row: ShapeRow, candidate: str, assessed: Assessment) -> ShapeRow:
-    """Return a row with a candidate's cell judged; a campaign that claims nothing claims nothing of a shape either."""
-    settings = measured.meta.settings
-    claims = not settings["quick"] and settings["processes"] >= LEAST_PROCESSES
-    claims = claims and assessed.judgement.verdict != Verdict.CONTAMINATED
-    cell = judged(row.cells[candidate], measured, row.shape.id, assessed.estimate, assessed.floors, claims)
+    """Return a row with a candidate's cell judged."""
+    cell = judged(row.cells[candidate], measured, row.shape.id, assessed)
     return replace(row, cells=row.cells | {candidate: cell})
 
 

@@ -47,8 +47,7 @@ def test_a_slower_candidate_is_called_slower(rng, draw, judge):
 
 def test_stored_nulls_replace_the_provisional_floor_and_claim_no_more(rng, draw, judge):
     nulls = [judge(draw(rng, **SMALL)) for _ in range(10)]
-    logs = [math.log(null.geomean.centre) for one in nulls for null in one.nulls.values()]
-    stored = Stored(logs)
+    stored = Stored([[null.mean.log for null in one.nulls.values()] for one in nulls])
     found = [judge(draw(rng, **SMALL), stored) for _ in range(100)]
     assert not found[0].floors.geomean.provisional and found[0].floors.geomean.count == 20
     # 95% of nulls stray by less than about two standard errors of 0.35%.

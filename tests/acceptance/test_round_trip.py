@@ -137,8 +137,8 @@ def test_nineteen_stored_nulls_make_the_floor_of_a_later_run(tmp_path, rng, draw
     run.append(rows_from(draw(rng, gain=0.1, processes=6, shapes=3, rounds=4)))
     run.finish()
     (headline,) = open_run(run.folder).summary().headlines
-    # Of 19 the largest is the 95th percentile: exp(0.019) - 1.
-    assert not headline.floor.provisional and headline.floor.value == pytest.approx(0.01918, abs=1e-5)
+    # Of 19 the largest is the 95th percentile, and the largest of all runs but one stands for it: exp(0.018) - 1.
+    assert not headline.floor.provisional and headline.floor.value == pytest.approx(0.01816, abs=1e-5)
     assert "from 19 stored nulls" in headline.why
     # Another machine's nulls say nothing about this one.
     others = [null.model_copy(update={"machine": "another"}) for null in stored]

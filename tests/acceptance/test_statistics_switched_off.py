@@ -82,8 +82,12 @@ def test_without_the_digest_a_changed_sample_is_believed(stored_run, monkeypatch
     assert open_run(stored_run.folder).summary().headlines[0].geomean.centre > 2.001
 
 
-def test_without_a_least_number_of_processes_a_quick_look_claims(rng, draw, judge, monkeypatch):
-    calls = draw(rng, gain=0.2, processes=3, **SMALL)
-    assert judge(calls).judgement.verdict == Verdict.NONE
+def test_without_the_strict_level_a_quick_look_claims(rng, draw, judge, monkeypatch):
+    campaigns = [draw(rng, gain=0.2, sd=0.02, processes=3, **SMALL) for _ in range(20)]
+
+    def claims():
+        return sum(judge(calls).judgement.verdict == Verdict.FASTER for calls in campaigns)
+
+    assert claims() <= 5
     monkeypatch.setattr(verdict, "LEAST_PROCESSES", 2)
-    assert judge(calls).judgement.verdict == Verdict.FASTER
+    assert claims() >= 15

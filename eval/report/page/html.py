@@ -213,8 +213,8 @@ def _chart(data: PageData, kind: str):
     return Markup("\n".join(svg_text(chart, f"{kind}-{name}", name) for name, chart in charts.items()))
 
 
-def _card(headline: Headline, line: str) -> dict[str, str]:
-    """Return what the top of the page says of one candidate; `line` is the report's own."""
+def _card(headline: Headline, lines: tuple[str, str]) -> dict[str, str]:
+    """Return what the top of the page says of one candidate; `lines` are the report's own: result and details."""
     mean, verdict = headline.geomean, headline.verdict
     return {
         "candidate": headline.candidate,
@@ -224,7 +224,7 @@ def _card(headline: Headline, line: str) -> dict[str, str]:
         "verdict": verdict_word(verdict),
         "kind": verdict,
         "why": headline.why,
-        "line": line.removeprefix(f"{headline.candidate}: "),
+        "line": "; ".join(filter(None, lines)).removeprefix(f"{headline.candidate}: "),
     }
 
 

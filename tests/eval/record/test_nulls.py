@@ -46,8 +46,14 @@ def test_only_the_same_machine_software_and_processes_match_and_never_the_run_it
 def test_a_mean_over_other_shapes_tells_nothing_but_its_shapes_do():
     nulls = [null(), null(run="r2", log=0.03, shapes={"1x1": 0.04})]
     means, shapes = stored_logs(nulls, {"a": "1x1", "b": "2x2"})
-    assert means == [0.01]
-    assert shapes == {"a": [0.01, 0.04], "b": [0.02]}
+    assert means == [[0.01]]
+    assert shapes == {"a": [[0.01], [0.04]], "b": [[0.02]]}
+
+
+def test_the_nulls_of_a_run_stand_together_and_each_arm_counts_once():
+    nulls = [null(), null(arm="mine", log=0.02), null(run="r2", log=0.03), null(log=0.04)]
+    # A store that was copied together holds a run twice; the later line stands.
+    assert stored_logs(nulls, {"a": "1x1", "b": "2x2"})[0] == [[0.04, 0.02], [0.03]]
 
 
 def test_a_broken_store_names_its_line_and_a_finished_run_is_sealed_all_the_same(stored_run):

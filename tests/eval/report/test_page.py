@@ -164,9 +164,9 @@ def test_the_headline_stands_with_interval_verdict_and_null():
     assert f"<strong>{mean.centre:.3g}x</strong> [{mean.low:.3g}, {mean.high:.3g}], 95 %" in text
     verdict = "no verdict" if headline.verdict == "none" else headline.verdict.upper()
     assert f"<strong>{verdict}</strong>: {headline.why}" in text
-    (line,) = tables.headline_lines(run.summary())
-    assert f"In full: {line.removeprefix('dispatched: ')}." in text
-    assert f"null {tables.interval(headline.null)}" in line
+    ((line, details),) = tables.headline_lines(run.summary())
+    assert f"In full: {line.removeprefix('dispatched: ')}; {details}." in text
+    assert f"null {tables.interval(headline.null)}" in details
     assert tables.environment_line(run.summary()) in text
 
 

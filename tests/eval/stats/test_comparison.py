@@ -122,7 +122,8 @@ def test_what_the_campaign_forbids_no_comparison_claims(stored_run, make_record,
         tmp_path / "quick", stored_run.meta.model_copy(update={"settings": stored_run.meta.settings | {"quick": True}})
     )
     quick.append(stored_run.records())
-    assert compare("mine", "sdpa", run=quick).verdict == "none"
+    assert compare("mine", "sdpa", run=quick).verdict == "faster", "every process says 1.6x"
+    assert compare("mine", "mine", run=quick).verdict == "none"
     shape = stored_run.meta.shape_list()[0]
     tampered = make_record(shape, 2, "mine", (9, 9), integrity=["the clock was replaced"])
     stored_run.append([tampered])

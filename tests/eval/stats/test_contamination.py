@@ -3,6 +3,7 @@
 import pytest
 
 from rooflane.eval.stats.rounds import Rounds, find_contamination, rounds_of
+from rooflane.eval.stats.summary import summarise
 from rooflane.shapes import Shape
 
 STEADY = [1000.0, 1010.0, 990.0, 1005.0, 995.0, 1000.0, 1002.0, 998.0]  # four blocks
@@ -94,3 +95,58 @@ def test_a_block_disturbed_for_two_reasons_counts_once_and_names_both():
     assert found.describe() == (
         "1 of 48 blocks dropped for every arm (1 by the anchor, 1 by the power limit, some by more than one)"
     )
+
+
+CAPPED, FREE = {"sm_mhz": 1700, "throttle": ["SwPowerCap"]}, {"sm_mhz": 1980, "throttle": []}
+SLOWED = {"sm_mhz": 1200, "throttle": []}
+
+
+@pytest.mark.parametrize(
+    ("state", "what"),
+    [
+        (CAPPED, "the power limit"),
+        (CAPPED | {"sm_mhz": 1200}, "the power limit"),
+        (SLOWED, "a slow clock"),
+    ],
+)
+def test_a_condition_that_meets_every_block_of_a_shape_drops_none(state, what):
+    states = {(shape, process): [FREE] * 4 for shape in "ab" for process in range(6)}
+    states |= {("a", process): [state] * 4 for process in range(2)}
+    found = find_contamination(campaign(telemetry=states))
+    assert (found.count, found.lasting) == (0, {("a", 0): what, ("a", 1): what})
+    assert (found.conditions("a"), found.conditions("b")) == ({what: 2}, {})
+
+
+def test_at_the_power_limit_throughout_a_lower_clock_in_some_blocks_is_the_same_condition():
+    states = {(shape, process): [FREE] * 4 for shape in "ab" for process in range(6)}
+    found = find_contamination(campaign(telemetry=states | {("a", 0): [CAPPED, CAPPED | {"sm_mhz": 1200}] * 2}))
+    assert found.count == 0 and found.lasting
+
+
+@pytest.mark.parametrize(
+    ("states", "dropped"),
+    [
+        ([CAPPED, CAPPED, CAPPED, FREE], {0, 1, 2}),  # in a part only
+        ([CAPPED, {}, CAPPED, CAPPED], {0, 2, 3}),  # one reading failed, so it is not known of every block
+        ([CAPPED] * 3, {0, 1, 2}),  # fewer readings than blocks
+        ([{"sm_mhz": 1980, "throttle": ["HwThermalSlowdown"]}] * 4, {0, 1, 2, 3}),  # heat comes and goes
+        ([FREE | {"other_processes": 1}] * 4, {0, 1, 2, 3}),  # a neighbour need not meet all arms alike
+        ([CAPPED | {"other_processes": 1}, CAPPED, CAPPED, CAPPED], {0}),  # what else a block shows still counts
+        ([SLOWED, SLOWED, FREE, FREE], {0, 1}),
+    ],
+)
+def test_a_condition_of_some_blocks_still_drops_them(states, dropped):
+    telemetry = {(shape, process): [FREE] * 4 for shape in "ab" for process in range(6)} | {("a", 0): states}
+    assert find_contamination(campaign(telemetry=telemetry)).at("a", 0) == dropped
+
+
+def test_a_shape_at_the_power_limit_in_every_block_keeps_its_ratio_and_the_campaign_its_mean(make_meta, full_rows):
+    meta = make_meta([Shape(name, 2, 8, 16, 2, 16, 1) for name in "ab"])
+    rows = [
+        row.model_copy(update={"telemetry": {"blocks": [CAPPED if row.shape_id == "a" else FREE]}})
+        for row in full_rows(meta, {"mine": 2.0})
+    ]
+    summary = summarise(meta, rows)
+    (headline,) = summary.headlines
+    assert (headline.verdict, headline.geomean.centre) == ("faster", pytest.approx(2.0))
+    assert summary.row("a").cells["mine"].verdict == "faster"

@@ -5,14 +5,15 @@ import math
 import pytest
 
 from rooflane.eval.exit_codes import ExitCode
-from rooflane.eval.record.records import Verification
+from rooflane.eval.record.records import COPY_PREFIX, Verification
 from rooflane.eval.stats.estimator import pair_arms
 from rooflane.eval.stats.rounds import rounds_of
-from rooflane.eval.stats.summary import summarise
+from rooflane.eval.stats.summary import campaign_nulls, summarise
 from rooflane.shapes import Shape
 
 A = Shape("a", 2, 8, 16, 2, 16, 1)
 B = Shape("b", 1, 16, 16, 2, 16, 1)
+COPY = COPY_PREFIX + "mine"
 HUGE = Shape("huge", 32, 100000, 1024, 16, 1024, 2)
 
 
@@ -124,8 +125,9 @@ def test_verdicts_need_processes_a_null_and_clearance(make_meta, full_rows, make
     assert summarise(meta, full_rows(meta, {"mine": 0.5})).headlines[0].verdict == "slower"
     assert summarise(meta, full_rows(meta, {})).headlines[0].verdict == "equivalent"
     quick = make_meta([A], quick=True)
-    headline = summarise(quick, full_rows(quick, {"mine": 2.0})).headlines[0]
+    headline = summarise(quick, full_rows(quick, {})).headlines[0]
     assert (headline.verdict, headline.geomean.low is not None) == ("none", True)
+    assert summarise(quick, full_rows(quick, {"mine": 2.0})).headlines[0].verdict == "faster"
     bare = make_meta([A], controls=())
     assert summarise(bare, full_rows(bare, {"mine": 2.0})).headlines[0].verdict == "inconclusive"
     # A null that swings by 30% hides a gain of 20% however tight its own interval is.
@@ -199,3 +201,77 @@ def test_a_disturbed_machine_has_its_own_verdict_and_exit_code(make_meta, full_r
     assert summary.exit_code() is (ExitCode.CONTAMINATED if verdict == "contaminated" else ExitCode.COMPLETE)
     assert summary.contamination.too_much
     assert all(row.cells["mine"].verdict == "none" for row in summary.rows)
+
+
+def busy(rows, where):
+    """Return rows with a neighbour on the device in the only block of some shapes and processes."""
+    state = {"blocks": [{"sm_mhz": 1980, "throttle": [], "other_processes": 1}]}
+    return [
+        row.model_copy(update={"telemetry": state}) if (row.shape_id, row.process) in where else row for row in rows
+    ]
+
+
+def test_lost_blocks_cost_processes_of_a_shape_and_not_the_verdict(make_meta, full_rows):
+    meta = make_meta([A, B, Shape("c", 1, 16, 16, 2, 16, 1)])
+    # In four of six processes some shape has no clean block; each shape keeps four or five.
+    rows = busy(full_rows(meta, {"mine": 2.0}), {("a", 0), ("b", 1), ("c", 2)})
+    (headline,) = summarise(meta, rows).headlines
+    assert (headline.verdict, headline.geomean.count) == ("faster", 6)
+    assert headline.lost == {0: ("a",), 1: ("b",), 2: ("c",)} and len(headline.per_process) == 3
+
+
+@pytest.mark.parametrize(
+    ("speed", "verdict", "status"), [(30.0, "faster", 0), (1 / 30, "slower", 0), (1.5, "contaminated", 40)]
+)
+def test_contamination_explains_no_factor_of_thirty(make_meta, full_rows, speed, verdict, status):
+    meta = make_meta([A, B])
+    rows = busy(full_rows(meta, {"mine": speed}), {("a", process) for process in range(4)})
+    summary = summarise(meta, rows)
+    assert summary.contamination.too_much
+    (headline,) = summary.headlines
+    assert (headline.verdict, summary.exit_code()) == (verdict, status)
+    assert "4 of 12 blocks dropped" in headline.why
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_a_shape_with_too_few_clean_processes_is_named(make_meta, full_rows, kept):
+    meta = make_meta([A, B, *(Shape(name, 1, 16, 16, 2, 16, 1) for name in "cdefgh")])
+    rows = busy(full_rows(meta, {"mine": 2.0}), {("a", process) for process in range(kept, 6)})
+    (headline,) = summarise(meta, rows).headlines
+    assert (headline.verdict, headline.why) == ("none", "fewer than 2 processes have a clean block of shape a")
+
+
+def test_a_shape_timed_in_some_processes_only_holds_the_rest_to_the_strict_level(meta, full_rows, make_record):
+    rows = full_rows(meta, {"mine": 2.0})
+    for arm in ("eager", "mine", "identity", "sdpa"):
+        rows = replaced(rows, make_record, B, 2, arm, times=None, status="skipped", reason="time")
+    (headline,) = summarise(meta, rows).headlines
+    assert (headline.verdict, headline.partial) == ("faster", 1)
+    assert "even the interval at 99.9%" in headline.why and "1 more were timed in some processes only" in headline.why
+    assert summarise(meta, [row for row in rows if row.process == 0]).headlines[0].verdict == "none"
+
+
+def with_copies(rows):
+    """Return rows and the same times for a copy of the candidate."""
+    return rows + [row.model_copy(update={"arm": COPY, "kind": "copy"}) for row in rows if row.arm == "mine"]
+
+
+def test_only_a_clean_campaign_leaves_nulls(make_meta, full_rows):
+    meta = make_meta([A, B]).model_copy(update={"extra_arms": [COPY]})
+    clean = with_copies(full_rows(meta, {"mine": 2.0}))
+    assert [null.arm for null in campaign_nulls(meta, clean)] == ["eager", "mine"]
+    tampered = [
+        row.model_copy(update={"integrity": ["a replaced clock"]}) if row.key == (3, "b", "mine") else row
+        for row in clean
+    ]
+    unfinished = [row for row in clean if row.process < 5]
+    untimed = [
+        row.model_copy(update={"timing": None, "status": "error"}) if row.key == (1, "a", COPY) else row
+        for row in clean
+    ]
+    disturbed = busy(clean, {("a", process) for process in range(3)})
+    for rows in (tampered, unfinished, untimed, disturbed):
+        assert campaign_nulls(meta, rows) == []
+    # A block that was lost is no reason, and the null is the mean over what is left.
+    (eager, mine) = campaign_nulls(meta, busy(clean, {("a", 0)}))
+    assert eager.log == pytest.approx(0, abs=1e-9) and set(eager.shapes) == {A.label(), B.label()}
