@@ -144,12 +144,13 @@ def _weights_moved(arm: Arm, inputs: Inputs) -> tuple:
 
     x, mask = inputs.draw()
     arm.forward(x, mask)
-    dtypes = {parameter.dtype for parameter in arm.weights.parameters()}
+    # From the state_dict: a class may hold its weights as buffers.
+    dtypes = {tensor.dtype for tensor in arm.weights.state_dict().values()}
     with torch.inference_mode(False):
         # A CPU has no second device: conversion to a wider dtype and back also replaces the memory.
         arm.weights.to("cpu" if inputs.device.type == "cuda" else torch.float64)
-        for parameter in arm.weights.parameters():
-            poison(parameter.detach(), blocks=1)
+        for tensor in arm.weights.state_dict().values():
+            poison(tensor, blocks=1)
         arm.weights.to(device=inputs.device, dtype=dtypes.pop() if len(dtypes) == 1 else None)
     return arm.forward(x, mask), x, mask
 

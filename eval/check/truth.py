@@ -130,7 +130,7 @@ def mask_cases(full: Tensor, mask: Tensor, seed: int) -> dict[str, tuple[Tensor,
     if len(mask) > 1:
         mask = single
     generator = torch.Generator(device=mask.device).manual_seed(seed)
-    holes = torch.rand(mask.shape, generator=generator, device=mask.device) > RAGGED_PADDING
+    holes = torch.rand(mask.shape, generator=generator, dtype=torch.float32, device=mask.device) > RAGGED_PADDING
     holes[:, 0] = True  # a causal row that sees no key at all has no defined output
     return {
         f"padding {RAGGED_PADDING:g}": (full * mask[:, :, None], mask),
