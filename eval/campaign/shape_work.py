@@ -280,18 +280,24 @@ class ShapeWork(ShapeSession):
 
     def _close(self, row: ArmRow, timing: ShapeTiming | None) -> None:
         found = list(timing.findings(row)) if timing else []
+        notes: list[str] = []
         worker = row.arm.worker
         if row.arm.kind == "candidate":
             if worker in self.team:
                 try:
                     seen = self.ask(worker, protocol.Inspect(), "check", row.arm)
                     found += seen.findings
+                    notes = seen.notes
                     row.peak_bytes = seen.peak_bytes
                 except (Crash, CallFailed, WrongOutput) as error:
                     row.fail(error, "the check of its process")
             elif row.status == "ok":
                 row.fail(Crash("the worker ended before its process could be checked"), "")
             found += self.team.forged(worker)
+        for line in notes:
+            row.note(line)
+        # A flag or a thread says something only beside what a clock, a fingerprint or a comparison found.
+        found += notes if found or row.integrity else []
         row.integrity += [line for line in dict.fromkeys(found) if line not in row.integrity]
 
     def run_oversize(self) -> None:

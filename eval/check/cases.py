@@ -85,7 +85,8 @@ def draw_case(case: Case, shape: Shape, device: torch.device) -> tuple[Tensor, T
             x, _ = _draw(shape, device, case.seed + 1, 0.0)
         elif case.kind == "nudged":
             generator = torch.Generator(device=x.device).manual_seed(case.seed + 1)
-            share = torch.rand(2, len(x), generator=generator, device=x.device)
+            # The dtype by name: a candidate may have set another default in its own process.
+            share = torch.rand(2, len(x), generator=generator, dtype=torch.float32, device=x.device)
             token, column = (share[0] * mask.sum(dim=1)).long(), (share[1] * x.shape[2]).long()
             x[torch.arange(len(x), device=x.device), token, column] += NUDGE
         elif case.kind == "halved":

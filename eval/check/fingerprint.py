@@ -41,14 +41,14 @@ class Fingerprinter:
         signs = torch.randint(0, 2, (self.width,), generator=generator, dtype=torch.int8)
         self._signs = (signs.to(torch.float32) * 2 - 1).to(device)
         # Slots begin at multiples of 16 bytes, which a bound kernel assumes.
-        self._slots = torch.zeros(slots, -(-self.rows // 4) * 4, device=device)
+        self._slots = torch.zeros(slots, -(-self.rows // 4) * 4, dtype=torch.float32, device=device)
         self._stride = self._slots.stride(0) * 4
         self._kernel = self._bind() if device.type == "cuda" else None
 
     def like(self, slots: int) -> Fingerprinter:
         """Return another one with the same signs and new slots."""
         other = copy.copy(self)
-        other._slots = torch.zeros(max(1, slots), self._slots.shape[1], device=self.device)
+        other._slots = torch.zeros(max(1, slots), self._slots.shape[1], dtype=torch.float32, device=self.device)
         return other
 
     def take(self, out: Tensor, slot: int) -> None:

@@ -1,4 +1,4 @@
-"""What a worker can see of tampering in its own process: replaced functions, changed flags and inputs, new threads.
+"""What a worker can see of tampering in its own process: replaced functions, changed inputs and weights.
 
 A candidate shares its worker's interpreter, so none of this stops one that is written to evade it; the judge in
 another process, the parent's wall clock and the fingerprints do not depend on it. It names what honest mistakes and
@@ -8,13 +8,11 @@ ordinary cheats leave behind.
 from __future__ import annotations
 
 import builtins
-import os
 import random
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -50,14 +48,13 @@ WATCHED_PACKAGES = ("rooflane.eval.", "rooflane.baseline.")
 
 
 class ProcessState:
-    """A worker's functions, flags and processes at one moment; `changes` compares them with now."""
+    """A worker's functions at one moment; `changes` compares them with now."""
 
     def __init__(self) -> None:
         self._functions = _functions()
-        self._flags = flags()
 
     def changes(self) -> list[str]:
-        """Return one line for each function that is another now, each import hook of the candidate's, each flag."""
+        """Return one line for each function that is another now, and for each import hook of the candidate's."""
         now = _functions()
         lines = [
             f"{name} was replaced while the candidate ran"
@@ -68,12 +65,6 @@ class ProcessState:
             home = getattr(finder, "__module__", "") or ""
             if home.startswith(CANDIDATE_MODULE):
                 lines.append(f"the candidate put an import hook in place ({type(finder).__name__})")
-        current = flags()
-        lines += [
-            f"the candidate changed {name} from {value} to {current[name]}"
-            for name, value in self._flags.items()
-            if current[name] != value
-        ]
         return lines
 
 
@@ -128,41 +119,6 @@ class GivenWeights:
         return {name: (mark, _place(tensor)) for (name, tensor), mark in marks}
 
 
-def flags() -> dict[str, Any]:
-    """Return the global switches that decide how fast and how exactly torch computes."""
-    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
-    return {
-        "the default dtype": str(torch.get_default_dtype()),
-        "the number of threads": torch.get_num_threads(),
-        "the float32 matmul precision": torch.get_float32_matmul_precision(),
-        "TF32 in matmul": cuda.matmul.allow_tf32,
-        "TF32 in cuDNN": cudnn.allow_tf32,
-        "cuDNN": cudnn.enabled,
-        "cuDNN's determinism": cudnn.deterministic,
-        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
-        "reduced precision in half matmul": str(cuda.matmul.allow_fp16_reduced_precision_reduction),
-        "flash attention": cuda.flash_sdp_enabled(),
-        "memory-efficient attention": cuda.mem_efficient_sdp_enabled(),
-        "math attention": cuda.math_sdp_enabled(),
-    }
-
-
-def thread_count() -> int:
-    """Return this process's threads as the system counts them; 0 where it does not say."""
-    return _count(Path("/proc/self/task"))
-
-
-def child_count() -> int:
-    """Return the processes this one has started and that still run, as the system counts them."""
-    total = 0
-    for task in Path("/proc/self/task").glob("*/children"):
-        try:
-            total += len(task.read_text().split())
-        except OSError:
-            continue
-    return total
-
-
 def digest(tensor: torch.Tensor) -> int:
     """Return a number that depends on every bit of a tensor and its place, the same on every device."""
     return digests([tensor])[0]
@@ -186,13 +142,6 @@ def digests(tensors: Iterable[torch.Tensor]) -> list[int]:
     for (index, factor, _), total in zip(parts, sums, strict=True):
         found[index] ^= (total * factor) & MASK
     return found
-
-
-def _count(folder: Path) -> int:
-    try:
-        return len(os.listdir(folder))
-    except OSError:
-        return 0
 
 
 def _functions() -> dict[str, Any]:

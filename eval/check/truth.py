@@ -124,7 +124,7 @@ def mask_cases(full: Tensor, mask: Tensor, seed: int) -> dict[str, tuple[Tensor,
     if len(mask) > 1:
         mask = single
     generator = torch.Generator(device=mask.device).manual_seed(seed)
-    holes = torch.rand(mask.shape, generator=generator, device=mask.device) > RAGGED_PADDING
+    holes = torch.rand(mask.shape, generator=generator, dtype=torch.float32, device=mask.device) > RAGGED_PADDING
     holes[:, 0] = True  # a first token that is valid; left padding has those that are not
     # Every sequence but one keeps its valid tokens; the rows of the one are 0 by the contract.
     alone = mask.clone()

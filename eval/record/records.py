@@ -28,7 +28,7 @@ COPY_PREFIX = "copy of "
 COMPILED_PREFIX = "compiled"
 INFEASIBLE = "infeasible"
 
-Status = Literal["ok", "incorrect", "error", "oom", "unsupported", "infeasible", "skipped"]
+Status = Literal["ok", "incorrect", "error", "oom", "unsupported", "infeasible", "skipped", "refused"]
 Kind = Literal["baseline", "control", "candidate", "copy", "noop", "anchor", "reference"]
 ContractClass = Literal["pure", "contract-dependent", "incorrect"]
 Key = tuple[int, str, str]

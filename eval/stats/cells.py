@@ -18,7 +18,7 @@ from rooflane.eval.stats.rounds import dividend, hidden_ns, launch_share
 from rooflane.eval.stats.verdict import Verdict, judge_campaign
 
 # One failure among eight processes is a failure of the arm.
-SEVERITY = ("ok", "skipped", "infeasible", "unsupported", "oom", "error", "incorrect")
+SEVERITY = ("ok", "skipped", "infeasible", "unsupported", "oom", "refused", "error", "incorrect")
 
 
 def make_cell(measured: Measured, shape: str, name: str) -> Cell:

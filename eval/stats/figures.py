@@ -89,7 +89,7 @@ NULL = "identity"
 REFERENCE = "chunked_reference"
 # Eager is launch-bound when a call lasts this many times longer than the device needs with the host kept ahead.
 LAUNCH_SHARE = 1.3
-FAILED = ("incorrect", "error", "oom", "unsupported")
+FAILED = ("incorrect", "error", "oom", "unsupported", "refused")
 # The kinds that are judged. A failing control, copy, no-op or anchor is a finding, not a failure.
 JUDGED_KINDS = ("baseline", "candidate", "reference")
 # Tampering by these kinds condemns the run; a copy runs the candidate's own code.
@@ -369,7 +369,13 @@ _STATES = {
     ExitCode.INTEGRITY: "there is evidence of manipulation",
     ExitCode.CONTAMINATED: "the machine was disturbed too much for a verdict",
 }
-_SAID = {"incorrect": "wrong", "error": "in error", "oom": "out of memory", "unsupported": "not supported"}
+_SAID = {
+    "incorrect": "wrong",
+    "error": "in error",
+    "oom": "out of memory",
+    "unsupported": "not supported",
+    "refused": "refused",
+}
 
 
 def required(verdicts: set[str], require: str) -> ExitCode:

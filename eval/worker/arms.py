@@ -25,6 +25,7 @@ from rooflane.baseline import (
 )
 from rooflane.eval.record.records import ArmId, Status
 from rooflane.eval.worker.candidates import (
+    NoLoadableWeights,
     Plan,
     build_candidate,
     describe_error,
@@ -57,8 +58,11 @@ class Arm:
 
     def fail(self, error: Exception, doing: str) -> None:
         """Record that the arm raised, and release what it holds."""
-        self.status = "oom" if is_oom(error) else "error"
-        self.reason = f"{doing}: {describe_error(error)}"
+        if isinstance(error, NoLoadableWeights):
+            self.status, self.reason = "refused", str(error)
+        else:
+            self.status = "oom" if is_oom(error) else "error"
+            self.reason = f"{doing}: {describe_error(error)}"
         self.drop()
 
     def drop(self) -> None:
@@ -104,9 +108,39 @@ def build_arm(
         if call:
             first_call(arm.forward, shape, device, seed)
         arm.setup_s = perf_counter() - before
+        if wanted.kind == "candidate":
+            weights = (build_baseline(shape, device, seed) if reference is None else reference).state_dict()
+            require_weights(arm, weights, shape, device, call=call)
     except Exception as error:  # a candidate may raise anything; its row says what
         arm.fail(error, "building it and calling it once")
     return arm
+
+
+def require_weights(arm: Arm, weights: dict[str, Tensor], shape: Shape, device: torch.device, *, call: bool) -> None:
+    """Raise `NoLoadableWeights` where a built candidate no longer takes the baseline's `weights`.
+
+    A module that holds each of them by name and shape takes them: whether it then uses them is a promise, checked with
+    the others. One that holds something else must load them, and with `call` its output must follow what is loaded.
+    """
+    held = {name: tensor.shape for name, tensor in arm.weights.state_dict().items()}
+    lost = [name for name, tensor in weights.items() if held.get(name) != tensor.shape]
+    if not lost:
+        return
+    more = f", and {len(lost) - 1} others are gone" if len(lost) > 1 else ""
+    what = f"once built, its state_dict has no {lost[0]} of shape {list(weights[lost[0]].shape)}{more}"
+    case = generate_random_case(config_of(shape), device, torch_dtype(shape.dtype), 0, shape.padding_ratio)
+    outputs = []
+    for loaded in ({name: tensor.flip(0) for name, tensor in weights.items()}, weights):
+        try:
+            with torch.inference_mode(False):
+                arm.weights.load_state_dict(loaded)
+        except Exception as error:  # what a module of the user's raises
+            raise NoLoadableWeights(f"{what}, and load_state_dict raises {describe_error(error)}") from None
+        if call:
+            with torch.inference_mode():
+                outputs.append(arm.forward(*case).clone())
+    if call and torch.equal(*outputs):
+        raise NoLoadableWeights(f"{what}, and its output stays the same whatever load_state_dict loads")
 
 
 def first_call(forward: Forward, shape: Shape, device: torch.device, seed: int) -> float:

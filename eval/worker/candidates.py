@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
+import os
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Sequence
@@ -29,6 +30,17 @@ if TYPE_CHECKING:
 
 DISPATCHED = "dispatched"
 DEFAULT_NAMES = ("build", "UserOptimizedTransformer")
+
+
+class NoLoadableWeights(Exception):
+    """A candidate whose module does not take the baseline's weights; the text is one line on how."""
+
+    def __str__(self) -> str:
+        """Return what is wrong and how to mend it."""
+        return (
+            f"it holds no loadable weights ({super().__str__()}); keep every weight of the baseline in the module "
+            "under its own name and shape, as a parameter or a buffer, or pack it again in load_state_dict"
+        )
 
 
 @dataclass(frozen=True)
@@ -125,7 +137,8 @@ def build_candidate(
     A user's file is imported each time; `again` takes it as it was imported last, as two models of one user share it.
 
     A `UserOptimizedTransformer` class is constructed with the config alone, then given the weights through its
-    state_dict before it is moved to the device, as the organiser does.
+    state_dict before it is moved to the device, as the organiser does. Parameters and buffers are alike to it.
+    Raises `NoLoadableWeights` where the class does not take them.
     """
     if not candidate.path:
         return get_family(plan.family).build(model, shape, device, **plan.options), model
@@ -138,7 +151,10 @@ def build_candidate(
     from rooflane.baseline import config_of, copy_model_weights, torch_dtype
 
     user = target(config_of(shape))
-    copy_model_weights(model, user)
+    try:
+        copy_model_weights(model, user)
+    except RuntimeError as error:
+        raise NoLoadableWeights(one_line(error)) from None
     user = user.to(device=device, dtype=torch_dtype(shape.dtype)).eval()
     return user, user
 
@@ -156,6 +172,7 @@ def load_attribute(candidate: Candidate, *, again: bool = False) -> Any:
     else:
         spec = importlib.util.spec_from_file_location(name, candidate.path)
         module = importlib.util.module_from_spec(spec)
+        _add_folder(str(candidate.path.parent))
         sys.modules[name] = module
         spec.loader.exec_module(module)
     names = (candidate.attribute,) if candidate.attribute else DEFAULT_NAMES
@@ -163,6 +180,15 @@ def load_attribute(candidate: Candidate, *, again: bool = False) -> Any:
         if hasattr(module, wanted):
             return getattr(module, wanted)
     raise AttributeError(f"{candidate.path.name} defines none of {', '.join(names)}; see `rooflane eval --help`")
+
+
+def _add_folder(folder: str) -> None:
+    """Let a candidate import what lies beside its file, ahead of the working folder and behind what is installed.
+
+    Behind the standard library too: a helper called `random.py` is not imported where torch means Python's own.
+    """
+    if folder not in sys.path:
+        sys.path.insert(len(sys.path) - (sys.path[-1:] == [os.getcwd()]), folder)
 
 
 def _option(text: str, part: str) -> tuple[str, Any]:

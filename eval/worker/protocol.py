@@ -121,9 +121,13 @@ class Digests(Message):
 
 
 class Inspected(Message):
-    """What was tampered with, and the most memory allocated."""
+    """What was tampered with, what else changed in the process, and the most memory allocated.
+
+    `notes` are no evidence by themselves.
+    """
 
     findings: list[str]
+    notes: list[str]
     peak_bytes: int | None
 
 

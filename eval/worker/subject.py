@@ -16,7 +16,8 @@ from rooflane.eval.check.cases import Called, Case, draw_case
 from rooflane.eval.check.fingerprint import Fingerprinter
 from rooflane.eval.check.outputs import SharedBytes, describe_output, output_fault, poison
 from rooflane.eval.check.promises import Inputs, OutputChanged, other_weights, run_trial
-from rooflane.eval.check.tamper import GivenWeights, ProcessState, child_count, digest, digests, thread_count
+from rooflane.eval.check.running import RunningState
+from rooflane.eval.check.tamper import GivenWeights, ProcessState, digest, digests
 from rooflane.eval.check.truth import PLAIN, STRESSES, stressed
 from rooflane.eval.record.records import ArmId
 from rooflane.eval.worker import protocol
@@ -63,7 +64,7 @@ class Subject:
         self.buffer = buffer
         self.arms: dict[ArmId, Arm] = {}
         self.state = ProcessState()
-        self._running: tuple[int, int] | None = None
+        self.running = RunningState()
         self._weights: dict[ArmId, GivenWeights] = {}
 
     def adopt(self, arm: Arm) -> None:
@@ -127,31 +128,24 @@ class Subject:
         return protocol.Done()
 
     def settle(self, request: protocol.Settle) -> protocol.Done:
-        """Note how many threads and processes run now, and the candidate's weights, before anything is timed."""
+        """Note which threads and processes run now, and the candidate's weights, before anything is timed."""
         # What the harness itself starts later is started now: the fingerprint's compiler, then torch's thread pool.
         tokens, width = self.shape.tokens, self.shape.d_model
         Fingerprinter(tokens * width, tokens, torch_dtype(self.shape.dtype), self.device, 0, 1)
         candidates = [arm for arm in self.arms.values() if arm.id.kind == "candidate" and arm.weights is not None]
         self._weights = {arm.id: GivenWeights(arm.weights) for arm in candidates}
         torch.ones(POOL_ELEMENTS).mul_(2)
-        self._running = thread_count(), child_count()
+        self.running.settle()
         return protocol.Done()
 
     def inspect(self, request: protocol.Inspect) -> protocol.Inspected:
-        """Return what was tampered with since this shape began, and what of the process changed while timing."""
+        """Return what was tampered with since this shape began, and what else changed in the process."""
         # Before the digests below take memory of their own.
         peak = torch.cuda.max_memory_allocated() if self.device.type == "cuda" else None
         findings = self.state.changes()
-        threads, children = 0, 0
-        if self._running:
-            threads, children = thread_count() - self._running[0], child_count() - self._running[1]
-        if threads > 0:
-            findings.append(f"{threads} threads were started while the candidate was timed and still run")
-        if children > 0:
-            findings.append(f"{children} processes were started while the candidate was timed and still run")
         for name, weights in self._weights.items():
             findings += [f"the weights of {name} changed while it was timed: {line}" for line in weights.changes()]
-        return protocol.Inspected(findings, peak)
+        return protocol.Inspected(findings, self.running.changes(), peak)
 
     @contextmanager
     def _stress_loaded(self, weights: nn.Module | None, stress: Stress) -> Iterator[str]:

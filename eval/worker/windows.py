@@ -21,6 +21,7 @@ from rooflane.eval.check.cases import Case, OutputFacts, draw_case
 from rooflane.eval.check.fingerprint import ALIGNMENT, Fingerprinter
 from rooflane.eval.check.held_stream import call_held
 from rooflane.eval.check.outputs import describe_output, output_fault, poison
+from rooflane.eval.check.running import LateWork
 from rooflane.eval.check.tamper import GivenInputs
 from rooflane.eval.record.environment import available_memory_bytes
 from rooflane.eval.record.records import ArmId
@@ -59,6 +60,7 @@ class _Window:
     taker: Fingerprinter
     mark_seed: int
     given: GivenInputs | None
+    late: LateWork | None = None
     outputs: dict[int, Tensor] = field(default_factory=dict)
     pointers: list[int] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
@@ -131,6 +133,8 @@ class Windows:
         self._now = _Window(request.arm, cases, lead, frozenset(kept) | {calls - 1}, taker, mark_seed, given)
         poison(x, blocks=len(self._now.keep))
         self.clock.synchronize()
+        if request.watch:
+            self._now.late = LateWork()
         # Not in `go`: the parent's wall clock stands round that, and would find the loop's time hidden.
         self._now.loop_ns = self.pace_ns()
         return protocol.Done()
@@ -195,6 +199,8 @@ class Windows:
         event_ns, host_ns = window.read()
         self.clock.synchronize()
         marks = window.taker.read()
+        if window.late:
+            window.late.wait()
         last = {pointer: number for number, pointer in enumerate(window.pointers)}
         whole = [number for number in sorted(window.outputs) if last[window.pointers[number]] == number]
         overwritten = len(whole) < len(window.outputs)

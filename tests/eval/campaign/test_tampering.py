@@ -79,11 +79,29 @@ DISHONEST = {
         "def build(model, shape, device):\n    return lambda x, mask=None: model(x, mask)\n",
         "torch.equal was replaced",
     ),
-    "a changed flag": ("torch.set_default_dtype(torch.float64)\ntorch.set_default_dtype(torch.float32)\n"
-        "torch.use_deterministic_algorithms(True)\n" + PLAIN, "deterministic algorithms"),
+    "a changed flag beside a patched comparison": (
+        "torch.isfinite = lambda tensor: tensor == tensor\ntorch.use_deterministic_algorithms(True)\n" + PLAIN,
+        "deterministic algorithms went from False to True",
+    ),
 }  # fmt: skip
 
 HONEST = {
+    "changed flags": (
+        "torch.use_deterministic_algorithms(True)\ntorch.set_float32_matmul_precision('highest')\n"
+        "torch.set_default_dtype(torch.float64)\ntorch.set_num_threads(2)\n" + PLAIN
+    ),
+    "a thread and a process that stay": (
+        "import subprocess\n"
+        "def build(model, shape, device):\n"
+        "    calls, helpers = [], []\n"
+        "    def forward(x, mask=None):\n"
+        "        calls.append(1)\n"
+        f"        if len(calls) == {SETTLED + 60}:\n"
+        "            threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+        "            helpers.append(subprocess.Popen(['sleep', '60']))\n"
+        "        return model(x, mask)\n"
+        "    return forward\n"
+    ),
     "packed weights, repacked when they change": (
         "def build(model, shape, device):\n"
         "    kept = {}\n"
@@ -168,6 +186,24 @@ def test_an_honest_one_that_looks_like_it_leaves_none(found, name):
     assert (row.status, row.reason) == ("ok", "")
     assert row.integrity == copy.integrity == []
     assert row.verification.contract_class == "pure"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("changed flags", "deterministic algorithms went from False to True"),
+        ("changed flags", "the float32 matmul precision went from high to highest"),
+        ("changed flags", "the default dtype went from torch.float32 to torch.float64"),
+        ("changed flags", "the number of threads went from 1 to 2"),
+        ("a thread and a process that stay", "2 threads of the candidate's came while it was timed"),
+        ("a thread and a process that stay", "2 processes of the candidate's came while it was timed"),
+    ],
+)
+def test_what_changed_in_the_process_is_a_note(found, name, said):
+    # The candidate and its copy have one process.
+    row, _ = found[name]
+    assert any(line.endswith(said) for line in row.verification.notes), row.verification.notes
 
 
 @pytest.mark.slow

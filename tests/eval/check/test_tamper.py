@@ -1,13 +1,12 @@
 """What a worker sees of tampering in its own process."""
 
 import sys
-import threading
 import time
 
 import pytest
 import torch
 
-from rooflane.eval.check.tamper import CANDIDATE_MODULE, ProcessState, child_count, digest, thread_count
+from rooflane.eval.check.tamper import CANDIDATE_MODULE, ProcessState, digest
 from rooflane.eval.worker import clock
 
 
@@ -37,34 +36,11 @@ def test_code_put_into_a_function_of_the_harness_is_seen(monkeypatch):
     assert all(line.endswith(".make_clock was replaced while the candidate ran") for line in lines)
 
 
-def test_a_changed_flag_is_named():
-    state = ProcessState()
-    torch.use_deterministic_algorithms(True)
-    try:
-        assert state.changes() == ["the candidate changed deterministic algorithms from False to True"]
-    finally:
-        torch.use_deterministic_algorithms(False)
-    assert state.changes() == []
-
-
 def test_an_import_hook_of_the_candidates_is_named(monkeypatch):
     hook = type("Hook", (), {"__module__": f"{CANDIDATE_MODULE}mine", "find_spec": lambda *_: None})()
     state = ProcessState()
     monkeypatch.setattr(sys, "meta_path", [hook, *sys.meta_path])
     assert state.changes() == ["the candidate put an import hook in place (Hook)"]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="threads and children are counted from /proc")
-def test_threads_are_counted_from_the_system():
-    before, stop = thread_count(), threading.Event()
-    thread = threading.Thread(target=stop.wait)
-    thread.start()
-    try:
-        assert thread_count() == before + 1
-        assert child_count() >= 0
-    finally:
-        stop.set()
-        thread.join()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bool, torch.int64])

@@ -1,5 +1,7 @@
 """From a name on the command line to a forward."""
 
+import sys
+
 import pytest
 import torch
 
@@ -102,3 +104,26 @@ def test_a_bf16_family_on_float32_is_named_by_its_options(tiny_shape):
         parse_candidate("chunked:operand_dtype=bfloat16"), Shape("s", 1, 8, 16, 2, 16, 1), load_profile("h200"), None
     )
     assert plan.options == {"operand_dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize("named", ["absolute", "relative", "from its own folder"])
+def test_a_module_beside_the_file_is_imported_from_anywhere(tmp_path, tiny_shape, monkeypatch, named):
+    folder, elsewhere = tmp_path / "mine", tmp_path / "elsewhere"
+    for place, who in ((folder, "beside"), (elsewhere, "elsewhere")):
+        place.mkdir()
+        (place / f"rest_{named.split()[0]}.py").write_text(f"WHO = {who!r}\n")
+    # Named like a module of Python's own that nothing has imported yet: Python's own wins.
+    (folder / "stringprep.py").write_text("raise ImportError('this one shadows')\n")
+    (folder / "mine.py").write_text(
+        f"import rest_{named.split()[0]} as rest\nimport stringprep\n"
+        "def build(model, shape, device):\n    return lambda x, mask=None: rest.WHO\n"
+    )
+    monkeypatch.delitem(sys.modules, "stringprep", raising=False)
+    here = folder if named == "from its own folder" else elsewhere
+    monkeypatch.chdir(here)
+    # As a worker adds its working folder: last.
+    monkeypatch.setattr(sys, "path", [*sys.path, str(here)])
+    text = {"absolute": str(folder / "mine.py"), "relative": "../mine/mine.py"}.get(named, "mine.py")
+    candidate = parse_candidate(text)
+    forward, _ = build_candidate(candidate, Plan(), build_baseline(tiny_shape, CPU, 1), tiny_shape, CPU)
+    assert forward(None) == "beside"
