@@ -276,6 +276,8 @@ class ShapeWork(ShapeSession):
                     seen = self.ask(worker, protocol.Inspect(), "check", row.arm)
                     found += seen.findings
                     row.peak_bytes = seen.peak_bytes
+                    for line in seen.notes:
+                        row.note(line)
                 except (Crash, CallFailed, WrongOutput) as error:
                     row.fail(error, "the check of its process")
             elif row.status == "ok":

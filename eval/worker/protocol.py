@@ -121,10 +121,11 @@ class Digests(Message):
 
 
 class Inspected(Message):
-    """What was tampered with, and the most memory allocated."""
+    """What was tampered with, the most memory allocated, and what is worth a note."""
 
     findings: list[str]
     peak_bytes: int | None
+    notes: list[str]
 
 
 class Estimated(Message):

@@ -34,6 +34,8 @@ POOL_ELEMENTS = 1 << 20
 REPEATS = 3
 # The seed of the input an arm is first called on.
 FIRST_INPUT = 0
+# Bound here, before any candidate is imported. What it returns has none of the attributes put on an output.
+_detach = torch.Tensor.detach
 
 
 class WrongKind(Exception):
@@ -51,6 +53,7 @@ class Subject:
         rules: Any,
         template: BaselineTransformer,
         buffer: SharedBytes,
+        state: ProcessState | None = None,
     ) -> None:
         self.shape = shape
         self.device = device
@@ -60,7 +63,8 @@ class Subject:
         self.template = template
         self.buffer = buffer
         self.arms: dict[ArmId, Arm] = {}
-        self.state = ProcessState()
+        # The worker's, of before the first candidate: one taken here would hold what an earlier shape's left.
+        self.state = state or ProcessState()
         self._running: tuple[int, int] | None = None
         self._weights: dict[ArmId, GivenWeights] = {}
 
@@ -83,10 +87,14 @@ class Subject:
 
     def build(self, request: protocol.Build) -> protocol.Built:
         """Build an arm and make its first call."""
-        arm = build_arm(
-            request.arm, self.template, self.shape, self.device, self.profile, self.rules, FIRST_INPUT,
-            call=request.call,
-        )  # fmt: skip
+        leftovers = self.state.leftovers
+        with leftovers.building():
+            arm = build_arm(
+                request.arm, self.template, self.shape, self.device, self.profile, self.rules, FIRST_INPUT,
+                call=request.call,
+            )  # fmt: skip
+        if arm.forward is not None:
+            arm.forward = leftovers.wrap(arm.forward)
         self.arms[arm.id] = arm
         return protocol.Built(arm.plan, arm.status, arm.reason, arm.setup_s)
 
@@ -150,7 +158,7 @@ class Subject:
             findings.append(f"{children} processes were started while the candidate was timed and still run")
         for name, weights in self._weights.items():
             findings += [f"the weights of {name} changed while it was timed: {line}" for line in weights.changes()]
-        return protocol.Inspected(findings, peak)
+        return protocol.Inspected(findings, peak, self.state.leftovers.notes)
 
     def _plain(self, arm: Arm, case: Case) -> Tensor:
         """Call on poisoned memory and check what came back besides the values."""
@@ -163,14 +171,14 @@ class Subject:
             raise WrongKind(fault)
         if kept != (digest(x), None if mask is None else digest(mask)):
             raise WrongKind("the call changed its input x or its mask")
-        return out
+        return _detach(out)
 
     def _promised(self, arm: Arm, case: Case, promise: str) -> Tensor:
         with torch.inference_mode():
             out, x, mask = run_trial(promise, arm, Inputs(self.shape, self.device, case.seed, case.padding))
             if fault := output_fault(out, x, mask):
                 raise WrongKind(fault)
-            return out
+            return _detach(out)
 
 
 def flipped_weights(model: nn.Module) -> dict[str, Tensor]:
