@@ -289,6 +289,8 @@ class ShapeWork(ShapeSession):
                     found += seen.findings
                     notes = seen.notes
                     row.peak_bytes = seen.peak_bytes
+                    for line in seen.notes:
+                        row.note(line)
                 except (Crash, CallFailed, WrongOutput) as error:
                     row.fail(error, "the check of its process")
             elif row.status == "ok":

@@ -26,7 +26,10 @@ DEVIATIONS = 5.0
 
 # Bound here, before any candidate is imported, so that replacing them in torch's namespace changes nothing.
 _mv = torch.mv
-_empty = torch.empty
+_data_ptr = torch.Tensor.data_ptr
+_is_contiguous = torch.Tensor.is_contiguous
+_reshape = torch.Tensor.reshape
+_float = torch.Tensor.float
 
 
 class Fingerprinter:
@@ -53,12 +56,12 @@ class Fingerprinter:
 
     def take(self, out: Tensor, slot: int) -> None:
         """Queue the fingerprint of an output of the right size on the current stream."""
-        pointer = out.data_ptr()
-        if self._kernel is not None and out.is_contiguous() and pointer % ALIGNMENT == 0:
+        pointer = _data_ptr(out)
+        if self._kernel is not None and _is_contiguous(out) and pointer % ALIGNMENT == 0:
             self.launcher()(pointer, slot)
             return
-        flat = out.reshape(self.rows, self.width)
-        _mv(flat if flat.dtype == torch.float32 else flat.float(), self._signs, out=self._slots[slot, : self.rows])
+        flat = _reshape(out, self.rows, self.width)
+        _mv(flat if flat.dtype == torch.float32 else _float(flat), self._signs, out=self._slots[slot, : self.rows])
 
     def launcher(self) -> Callable[[int, int], None] | None:
         """Return `take` for contiguous outputs given by their aligned address, None where no kernel is bound.

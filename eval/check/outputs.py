@@ -23,8 +23,18 @@ _Tensor = torch.Tensor
 _data_ptr = torch.Tensor.data_ptr
 _copy = torch.Tensor.copy_
 _storage = torch.Tensor.untyped_storage
+_detach = torch.Tensor.detach
+_is_contiguous = torch.Tensor.is_contiguous
+_is_conj = torch.Tensor.is_conj
+_is_neg = torch.Tensor.is_neg
+_stride = torch.Tensor.stride
+_numel = torch.Tensor.numel
+_element_size = torch.Tensor.element_size
+_storage_offset = torch.Tensor.storage_offset
 _empty_like = torch.empty_like
 _fill = torch.Tensor.fill_
+# An attribute of one of these names, put on an output, stands before the method of that name.
+TENSOR_NAMES = frozenset(dir(torch.Tensor))
 
 
 def output_fault(out: object, x: Tensor, mask: Tensor | None = None) -> str | None:
@@ -32,17 +42,19 @@ def output_fault(out: object, x: Tensor, mask: Tensor | None = None) -> str | No
     # Exact type: a subclass may compute its values when they are looked at, outside the timed window.
     if _type(out) is not _Tensor:
         return f"the output is a {_type(out).__name__}, not a torch.Tensor"
+    if hidden := sorted(TENSOR_NAMES.intersection(out.__dict__)):
+        return f"the output carries attributes that hide methods of torch.Tensor: {', '.join(hidden)}"
     if out.shape != x.shape:
         return f"the output has shape {tuple(out.shape)}, expected {tuple(x.shape)}"
     if out.dtype != x.dtype:
         return f"the output has dtype {out.dtype}, expected {x.dtype}"
     if out.device != x.device:
         return f"the output has device {out.device}, expected {x.device}"
-    if out.layout != torch.strided or out.is_conj() or out.is_neg():
+    if out.layout != torch.strided or _is_conj(out) or _is_neg(out):
         return "the output is no plain strided tensor"
-    if (0 in out.stride() and out.numel() > 1 and _extent(out) < out.numel()) or _storage(out).nbytes() < (
-        out.storage_offset() + _extent(out)
-    ) * out.element_size():
+    if (0 in _stride(out) and _numel(out) > 1 and _extent(out) < _numel(out)) or _storage(out).nbytes() < (
+        _storage_offset(out) + _extent(out)
+    ) * _element_size(out):
         return "the output has no memory of its own for every element"
     for other, name in ((x, "the input x"), (mask, "the mask")):
         if other is not None and _overlaps(out, other):
@@ -52,9 +64,9 @@ def output_fault(out: object, x: Tensor, mask: Tensor | None = None) -> str | No
 
 def stride_class(out: Tensor) -> str:
     """Return how an output lies in memory: contiguous, dense in another order, or with gaps."""
-    if out.is_contiguous():
+    if _is_contiguous(out):
         return "contiguous"
-    return "dense" if _extent(out) == out.numel() else "strided"
+    return "dense" if _extent(out) == _numel(out) else "strided"
 
 
 def describe_output(out: Tensor) -> OutputFacts:
@@ -64,7 +76,7 @@ def describe_output(out: Tensor) -> OutputFacts:
         dtype=str(out.dtype).removeprefix("torch."),
         device=out.device.type,
         strides=stride_class(out),
-        bytes=out.numel() * out.element_size(),
+        bytes=_numel(out) * _element_size(out),
     )
 
 
@@ -85,7 +97,7 @@ class SharedBytes:
 
     def write(self, out: Tensor) -> None:
         """Copy an output's bytes, in the order of its elements."""
-        flat = out.detach().contiguous().reshape(-1)
+        flat = _detach(out).contiguous().reshape(-1)
         size = flat.numel() * flat.element_size()
         _copy(self._map(size)[:size].view(flat.dtype), flat)
 
@@ -119,16 +131,16 @@ def _nothing() -> None:
 
 def _extent(tensor: Tensor) -> int:
     """Return the elements from a tensor's first to its last in memory."""
-    if tensor.numel() == 0:
+    if _numel(tensor) == 0:
         return 0
-    return 1 + sum((size - 1) * abs(step) for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return 1 + sum((size - 1) * abs(step) for size, step in zip(tensor.shape, _stride(tensor), strict=True))
 
 
 def _overlaps(one: Tensor, other: Tensor) -> bool:
     """Return whether two tensors' ranges of memory meet."""
     starts = _data_ptr(one), _data_ptr(other)
     ends = (
-        starts[0] + _extent(one) * one.element_size(),
-        starts[1] + _extent(other) * other.element_size(),
+        starts[0] + _extent(one) * _element_size(one),
+        starts[1] + _extent(other) * _element_size(other),
     )
-    return one.numel() > 0 and other.numel() > 0 and starts[0] < ends[1] and starts[1] < ends[0]
+    return _numel(one) > 0 and _numel(other) > 0 and starts[0] < ends[1] and starts[1] < ends[0]

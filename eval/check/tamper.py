@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rooflane.eval.check.leftovers import Leftovers
+
 CANDIDATE_MODULE = "rooflane_candidate_"
 # Functions the harness measures and compares with; each is watched by identity and by its code.
 WATCHED: tuple[tuple[Any, tuple[str, ...]], ...] = (
@@ -32,6 +34,14 @@ WATCHED: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (torch.cuda.Stream, ("synchronize", "wait_stream", "record_event")),
     (torch.nn.Module, ("__call__", "_call_impl", "state_dict", "load_state_dict")),
 )
+# Operations that fingerprints, digests, comparisons and draws are made of.
+WATCHED_OPERATIONS = (
+    "aten::mv.out", "aten::equal", "aten::copy_", "aten::sum", "aten::mul.Tensor", "aten::fill_.Scalar",
+    "aten::bitwise_xor.Scalar", "aten::arange.start_out", "aten::clone", "aten::_to_copy", "aten::normal_",
+    "aten::_local_scalar_dense", "aten::empty_like", "aten::empty.memory_format", "aten::zero_", "aten::stack",
+)  # fmt: skip
+# Where torch's compiler registers kernels of its own when it is imported, which no plain operation runs.
+UNWATCHED_KEYS = ("Meta", "Functionalize", "Tracer", "Func", "Batched", "Python", "Fake", "debug", "schema", "name")
 DIGEST_BYTES = 1 << 26
 # Any odd multiplier and any constant will do: neighbouring places must get unrelated weights.
 ODD = 0x1E3779B97F4A7C15
@@ -39,6 +49,8 @@ MIX = 0x2545F4914F6CDD1D
 MASK = (1 << 63) - 1
 # Bound here, before any candidate is imported.
 _arange = torch.arange
+_detach = torch.Tensor.detach
+_dispatch_dump = torch._C._dispatch_dump
 _data_ptr = torch.Tensor.data_ptr
 _equal = torch.equal
 
@@ -52,6 +64,8 @@ class ProcessState:
 
     def __init__(self) -> None:
         self._functions = _functions()
+        self._operations = _operations()
+        self.leftovers = Leftovers()
 
     def changes(self) -> list[str]:
         """Return one line for each function that is another now, and for each import hook of the candidate's."""
@@ -65,6 +79,12 @@ class ProcessState:
             home = getattr(finder, "__module__", "") or ""
             if home.startswith(CANDIDATE_MODULE):
                 lines.append(f"the candidate put an import hook in place ({type(finder).__name__})")
+        lines += [
+            f"another kernel was registered for {name}, which the harness uses"
+            for name, text in _operations().items()
+            if text != self._operations[name]
+        ]
+        lines += self.leftovers.inspect()
         return lines
 
 
@@ -128,7 +148,7 @@ def digests(tensors: Iterable[torch.Tensor]) -> list[int]:
     """Return each tensor's digest, having waited for the device once."""
     parts = []
     for index, tensor in enumerate(tensors):
-        flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        flat = _detach(tensor).contiguous().reshape(-1).view(torch.uint8)
         for start in range(0, max(1, flat.numel()), DIGEST_BYTES):
             part = flat[start : start + DIGEST_BYTES]
             if part.numel() % 4 == 0 and part.storage_offset() % 4 == 0:
@@ -163,6 +183,14 @@ def _functions() -> dict[str, Any]:
                         if isinstance(function, FunctionType):
                             marks[f"{module_name}.{name}.{method}"] = _mark(function)
     return marks
+
+
+def _operations() -> dict[str, str]:
+    """Return where the kernels of each watched operation were registered, as torch's dispatcher tells it."""
+    return {
+        name: "\n".join(line for line in _dispatch_dump(name).splitlines() if not line.startswith(UNWATCHED_KEYS))
+        for name in WATCHED_OPERATIONS
+    }
 
 
 def _mark(value: Callable) -> tuple[int, int]:

@@ -37,6 +37,8 @@ POOL_ELEMENTS = 1 << 20
 REPEATS = 3
 # The seed of the input an arm is first called on.
 FIRST_INPUT = 0
+# Bound here, before any candidate is imported. What it returns has none of the attributes put on an output.
+_detach = torch.Tensor.detach
 
 
 class WrongKind(Exception):
@@ -54,6 +56,7 @@ class Subject:
         rules: Any,
         template: BaselineTransformer,
         buffer: SharedBytes,
+        state: ProcessState | None = None,
     ) -> None:
         self.shape = shape
         self.device = device
@@ -63,7 +66,8 @@ class Subject:
         self.template = template
         self.buffer = buffer
         self.arms: dict[ArmId, Arm] = {}
-        self.state = ProcessState()
+        # The worker's, of before the first candidate: one taken here would hold what an earlier shape's left.
+        self.state = state or ProcessState()
         self.running = RunningState()
         self._weights: dict[ArmId, GivenWeights] = {}
 
@@ -86,10 +90,14 @@ class Subject:
 
     def build(self, request: protocol.Build) -> protocol.Built:
         """Build an arm and make its first call."""
-        arm = build_arm(
-            request.arm, self.template, self.shape, self.device, self.profile, self.rules, FIRST_INPUT,
-            call=request.call,
-        )  # fmt: skip
+        leftovers = self.state.leftovers
+        with leftovers.building():
+            arm = build_arm(
+                request.arm, self.template, self.shape, self.device, self.profile, self.rules, FIRST_INPUT,
+                call=request.call,
+            )  # fmt: skip
+        if arm.forward is not None:
+            arm.forward = leftovers.wrap(arm.forward)
         self.arms[arm.id] = arm
         return protocol.Built(arm.plan, arm.status, arm.reason, arm.setup_s)
 
@@ -145,7 +153,7 @@ class Subject:
         findings = self.state.changes()
         for name, weights in self._weights.items():
             findings += [f"the weights of {name} changed while it was timed: {line}" for line in weights.changes()]
-        return protocol.Inspected(findings, self.running.changes(), peak)
+        return protocol.Inspected(findings, [*self.running.changes(), *self.state.leftovers.notes], peak)
 
     @contextmanager
     def _stress_loaded(self, weights: nn.Module | None, stress: Stress) -> Iterator[str]:
@@ -185,7 +193,7 @@ class Subject:
             raise WrongKind(fault)
         if kept != (digest(x), None if mask is None else digest(mask)):
             raise WrongKind("the call changed its input x or its mask")
-        return out
+        return _detach(out)
 
     def _promised(self, arm: Arm, case: Case, promise: str) -> Tensor:
         def second() -> Arm:
@@ -199,7 +207,7 @@ class Subject:
                 raise WrongKind(str(error)) from None
             if fault := output_fault(out, x, mask):
                 raise WrongKind(fault)
-            return out
+            return _detach(out)
 
     def _second_of(self, arm: Arm) -> Arm:
         """Return a second model of the shape, built once as the arm was, with other weights; both stay alive."""

@@ -20,6 +20,7 @@ from torch import Tensor
 from rooflane.eval.check.cases import Case, OutputFacts, draw_case
 from rooflane.eval.check.fingerprint import ALIGNMENT, Fingerprinter
 from rooflane.eval.check.held_stream import call_held
+from rooflane.eval.check.leftovers import dispatch_modes, function_modes, get_profile, get_trace
 from rooflane.eval.check.outputs import describe_output, output_fault, poison
 from rooflane.eval.check.running import LateWork
 from rooflane.eval.check.tamper import GivenInputs
@@ -47,6 +48,8 @@ MARK_BYTES_PER_NS = 2500
 _type = type
 _now = time.perf_counter_ns
 _data_ptr = torch.Tensor.data_ptr
+_detach = torch.Tensor.detach
+_is_contiguous = torch.Tensor.is_contiguous
 
 
 @dataclass
@@ -151,15 +154,26 @@ class Windows:
         # host or not, and the contamination rule reads it.
         pause, ticks = self.clock.pause, 0 if window.arm.kind == "noop" else self._ticks(x)
         looks = []
+        left, depth = self.subject.state.leftovers, (function_modes(), dispatch_modes())
+        profile, trace = left.profile, left.trace
 
         def after(number: int, out: Tensor) -> None:
             start = _now()
+            # First of all: a mode or a hook would run its code in what follows.
+            if (
+                (function_modes(), dispatch_modes()) != depth
+                or get_profile() is not profile
+                or get_trace() is not trace
+            ) and (lines := left.take_away()):
+                window.wrong.append(lines[0])
+                pointers.append(0)
+                return
             if _type(out) is not kind or out.shape != size or out.dtype != dtype or out.device != device:
                 window.wrong.append(output_fault(out, x) or "the output is not what it was")
                 pointers.append(0)
                 return
             pointer = _data_ptr(out)
-            if launch and pointer % ALIGNMENT == 0 and out.is_contiguous():
+            if launch and pointer % ALIGNMENT == 0 and _is_contiguous(out):
                 launch(pointer, number)
             else:
                 take(out, number)
@@ -205,6 +219,9 @@ class Windows:
         whole = [number for number in sorted(window.outputs) if last[window.pointers[number]] == number]
         overwritten = len(whole) < len(window.outputs)
         window.outputs = {number: window.outputs[number] for number in whole}
+        fault = self._fault(window)
+        # From here on without what a candidate may have put on them as attributes.
+        window.outputs = {number: _detach(out) for number, out in window.outputs.items()}
         again = self._marks_again(window, whole)
         return protocol.Window(
             event_ns=event_ns,
@@ -215,7 +232,7 @@ class Windows:
             overwritten=overwritten,
             tokens=float(self._tokens(window)),
             deferred=[number for number in whole if not torch.equal(again[number], marks[number])],
-            fault=self._fault(window),
+            fault=fault,
             changed=window.given.change(self.draw, window.mark_seed) if window.given else "",
         )
 

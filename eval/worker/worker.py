@@ -19,6 +19,7 @@ from rooflane.baseline import build_baseline, reference_numerics
 from rooflane.dispatch import Profile, parse_rules
 from rooflane.eval.check.cases import Called
 from rooflane.eval.check.outputs import SharedBytes
+from rooflane.eval.check.tamper import ProcessState
 from rooflane.eval.record.environment import describe_environment, gpu_uuid
 from rooflane.eval.record.records import EAGER_ARM
 from rooflane.eval.stats.host_pace import loop_ns
@@ -48,12 +49,17 @@ class Worker:
         }
         self._handlers = dict(self._own)
         self.subject: Subject | None = None
+        self.state: ProcessState | None = None
         self.busy = False
         self._core = FastCore()
 
     def handle(self, request: protocol.Request) -> protocol.Message | Called:
         """Answer a request; whatever raises, the harness included, becomes a `Failed` or `Wrong` answer."""
-        return answer_to(lambda asked: self._handlers[type(asked)](asked), request)
+        answer = answer_to(lambda asked: self._handlers[type(asked)](asked), request)
+        # Not behind `Go`: the parent's wall clock stands round that, and `Finish` follows it at once.
+        if self.state and not isinstance(request, protocol.Go):
+            self.state.leftovers.look()
+        return answer
 
     def hello(self, request: protocol.Hello) -> protocol.Greeting:
         """Set this process up for a device."""
@@ -64,6 +70,8 @@ class Worker:
         reference_numerics(self.device)
         if self.device.type == "cuda":
             torch.cuda.init()
+        # Once a worker, before its first candidate is imported.
+        self.state = ProcessState()
         uuid = gpu_uuid() if self.device.type == "cuda" else None
         return protocol.Greeting(describe_environment(request.device) if request.describe else {}, uuid)
 
@@ -74,7 +82,9 @@ class Worker:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         template = build_baseline(request.shape, self.device, request.seed)
-        self.subject = Subject(request.shape, self.device, self.profile, self.rules, template, self.buffers[0])
+        self.subject = Subject(
+            request.shape, self.device, self.profile, self.rules, template, self.buffers[0], self.state
+        )
         windows = Windows(self.subject, self.clock, self._host_pace_ns)
         self._handlers |= {
             **self.subject.handlers(),
