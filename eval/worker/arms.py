@@ -11,32 +11,17 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from rooflane.baseline import (
-    CONTROLS,
-    PROBES,
-    BaselineTransformer,
-    build_baseline,
-    config_of,
-    generate_random_case,
-    torch_dtype,
-)
 from rooflane.eval.record.records import ArmId, Status
-from rooflane.eval.worker.candidates import (
-    Plan,
-    build_candidate,
-    describe_error,
-    is_oom,
-    parse_candidate,
-    plan_candidate,
-)
+from rooflane.eval.worker.candidates import Plan, describe_error, is_oom
+from rooflane.eval.worker.workload import Workload, workload_of
 from rooflane.shapes import Shape
 
 if TYPE_CHECKING:
     from rooflane.dispatch import Profile
 
-    Forward = Callable[[Tensor, Tensor | None], Tensor]
+    Forward = Callable[..., Any]
 
 
 @dataclass
@@ -64,7 +49,7 @@ class Arm:
 
 def build_arm(
     wanted: ArmId,
-    reference: BaselineTransformer | None,
+    reference: nn.Module | None,
     shape: Shape,
     device: torch.device,
     profile: Profile,
@@ -79,38 +64,38 @@ def build_arm(
     the end of the first call, which is where compilation and capture happen; `call=False` leaves that call out.
     """
     arm, name = Arm(wanted), wanted.name
-    control = None if wanted.kind in ("candidate", "copy") else CONTROLS.get(name) or PROBES[name]
+    workload = workload_of(shape, device)
+    control = None if wanted.kind in ("candidate", "copy") else workload.control(name)
     try:
         if control:
             arm.plan = Plan(contract=control.contract, unsupported=control.supports(device.type))
         else:
-            candidate = parse_candidate(name)
-            arm.plan = plan_candidate(candidate, shape, profile, rules)
+            arm.plan = workload.plan(name, profile, rules)
         if arm.plan.unsupported:
             arm.status, arm.reason = "unsupported", arm.plan.unsupported
             return arm
         # A copy on the device is quick; drawing the weights of a large model on the CPU takes seconds.
-        model = build_baseline(shape, device, seed) if reference is None else copy.deepcopy(reference)
+        model = workload.model(seed) if reference is None else copy.deepcopy(reference)
         before = perf_counter()
         if control:
             arm.forward, arm.weights = control.build(model, shape, device), model
         else:
-            arm.forward, arm.weights = build_candidate(candidate, arm.plan, model, shape, device)
+            arm.forward, arm.weights = workload.build(name, arm.plan, model)
         if call:
-            first_call(arm.forward, shape, device, seed)
+            first_call(arm.forward, workload, seed)
         arm.setup_s = perf_counter() - before
     except Exception as error:  # a candidate may raise anything; its row says what
         arm.fail(error, "building it and calling it once")
     return arm
 
 
-def first_call(forward: Forward, shape: Shape, device: torch.device, seed: int) -> float:
+def first_call(forward: Forward, workload: Workload, seed: int) -> float:
     """Call a forward once on an ordinary input and return the seconds until the device was done."""
-    case = generate_random_case(config_of(shape), device, torch_dtype(shape.dtype), seed, shape.padding_ratio)
+    inputs = workload.draw(workload.timed_case(seed))
     before = perf_counter()
     with torch.inference_mode():
-        forward(*case)
-    if device.type == "cuda":
+        forward(*inputs)
+    if workload.device.type == "cuda":
         torch.cuda.synchronize()
     return perf_counter() - before
 
