@@ -16,7 +16,7 @@ class ExitCode(IntEnum):
     INCONCLUSIVE = 12  # --require: the interval does not clear the floor, or no verdict is claimed
     INCORRECT = 20  # a candidate's output failed a check
     CONTRACT = 21  # correct, but a built forward breaks a promise it owes its caller
-    INCOMPLETE = 22  # a row is missing, or an arm raised, ran out of memory or took its worker with it
+    INCOMPLETE = 22  # a row is missing, a check was not run, or an arm raised, ran out of memory or lost its worker
     INTEGRITY = 30  # evidence that outputs, clocks or state were manipulated
     CONTAMINATED = 40  # the machine was disturbed too much, or a copy of an arm differs from the arm
     INTERRUPTED = 130  # Ctrl-C; what was measured is kept

@@ -127,6 +127,8 @@ class ShapeSession:
         self.shape = shape
         self.todo = todo
         self.deadline = deadline
+        # Seconds that the shape was given when its work began.
+        self.share_s = deadline - monotonic()
         self.telemetry: dict[str, Any] = {}
         # Seconds of eager's first call; not known where eager does not fit, and then no bound on a candidate's.
         self.eager_s = inf
@@ -257,9 +259,9 @@ class ArmWorker:
         """Call the arm on a case, or as a promise allows."""
         return self._ask(protocol.Call(self.arm, case, promise))
 
-    def load_weights(self, flipped: bool) -> None:
-        """Load the shape's weights, or the same with every tensor's rows reversed."""
-        self._ask(protocol.LoadWeights(self.arm, flipped))
+    def load_weights(self) -> None:
+        """Load the shape's weights into the arm."""
+        self._ask(protocol.LoadWeights(self.arm))
 
     def repeats(self, case: Case) -> bool:
         """Return whether several calls on one input give the same bytes."""

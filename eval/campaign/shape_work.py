@@ -139,8 +139,12 @@ class OversizeWork:
 
 # A first call this many times over the limit stops a shape whose prediction was too kind.
 PREDICTION_SLACK = 3
-# Of the time left for a shape, what one arm's verification may start new checks in.
+# Of a shape's time, what the verification of its candidates may take together.
 VERIFY_SHARE = 0.3
+# What an arm's verification may take whatever time is left. All checks are about 60 calls of the candidate, 40 of the
+# reference and a second build, so a candidate half as fast as eager still has time for all of them.
+VERIFY_EAGER_CALLS = 250
+VERIFY_LEAST_S = 30.0
 
 
 class ShapeWork(ShapeSession):
@@ -161,7 +165,7 @@ class ShapeWork(ShapeSession):
             return
         limit = self.settings.max_call_s * PREDICTION_SLACK
         self.eager_s = eager.setup_s
-        if self.eager_s > limit:
+        if self.eager_s > min(limit, VERIFY_LEAST_S / VERIFY_EAGER_CALLS):
             # A first call sets the process up, and other work may have slowed it: the second one decides.
             self.eager_s = min(self.eager_s, self.hold_reference(call=True))
         if self.eager_s > limit:
@@ -247,13 +251,20 @@ class ShapeWork(ShapeSession):
                 trials=self._trials(row),
                 # Ragged masks, stress and contract depend on the code and not on the process: the first one does them.
                 level="full" if full else "trials",
-                # The checks of one arm must leave time for the others' and for the timing.
-                deadline=monotonic() + (self.deadline - monotonic()) * VERIFY_SHARE,
+                deadline=monotonic() + self.verify_s(),
             )
         row.status, row.reason = row.verification.status, row.verification.reason
         # A control that fails the gate is what users would get: it is timed and flagged. A candidate is not.
         if row.status != "ok" and (row.arm.kind != "control" or row.status != "incorrect"):
             row.ready = False
+
+    def verify_s(self) -> float:
+        """Return the seconds in which one arm's verification may start new checks.
+
+        They begin with the arm's own verification and are the same for every arm, whatever the arms before it took.
+        """
+        share = VERIFY_SHARE * self.share_s / max(1, len(self.context.candidates))
+        return max(share, VERIFY_EAGER_CALLS * self.eager_s, VERIFY_LEAST_S)
 
     def _trials(self, row: ArmRow) -> int:
         """Return an arm's accuracy trials: one tells whether a copy, or a control again, was built right."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 # Added to the elements that are changed: far outside the rounding of any dtype, within the range of the data.
 NUDGE = 2.0
-MASK_NAMES = ("padding 0.3", "one token", "holes", "no mask")
+MASK_NAMES = ("padding 0.3", "one token", "left padding", "padding alone", "holes", "no mask")
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,13 @@ class Case:
 
     `drawn` is the benchmark's own draw; `mask` one of the mask checks and `stress` one of the stress inputs, by
     `name`; `swapped` has the mask of `seed` and an unpadded x of `seed + 1`; `halved` a mask cut to its first half;
-    `nudged` one element of each sequence changed, at a valid token drawn from the seed.
+    `nudged` one element of each sequence changed, at a valid token drawn from the seed; `ragged` is padded whatever the
+    shape's own padding is; `one mask` has the same padded mask for every sequence.
     """
 
     seed: int
     padding: float = 0.0
-    kind: Literal["drawn", "mask", "stress", "swapped", "halved", "nudged"] = "drawn"
+    kind: Literal["drawn", "mask", "stress", "swapped", "halved", "nudged", "ragged", "one mask"] = "drawn"
     name: str = ""
 
     def as_kind(self, kind: str) -> Case:
@@ -51,13 +52,13 @@ class OutputFacts:
 
 @dataclass(frozen=True)
 class Called:
-    """A call's output, or the parameter that a stress input needs and the candidate does not have."""
+    """A call's output, or why the candidate's weights could not be loaded for the call."""
 
     # Read from another process: no field may be missing, unknown or of another type.
     __pydantic_config__ = {"strict": True, "extra": "forbid"}
 
     output: OutputFacts | None
-    missing: str = ""
+    not_loaded: str = ""
 
 
 def draw_case(case: Case, shape: Shape, device: torch.device) -> tuple[Tensor, Tensor | None]:
@@ -77,7 +78,8 @@ def draw_case(case: Case, shape: Shape, device: torch.device) -> tuple[Tensor, T
             _, mask = _draw(shape, device, case.seed, RAGGED_PADDING)
             full, _ = _draw(shape, device, case.seed, 0.0)
             return mask_cases(full, mask, case.seed + 1)[case.name]
-        x, mask = _draw(shape, device, case.seed, case.padding)
+        padded = case.kind in ("ragged", "one mask")
+        x, mask = _draw(shape, device, case.seed, RAGGED_PADDING if padded else case.padding)
         if case.kind == "swapped":
             # Unpadded: zero rows that the mask calls valid would make TF32 eager itself stray past the gate.
             x, _ = _draw(shape, device, case.seed + 1, 0.0)
@@ -88,6 +90,9 @@ def draw_case(case: Case, shape: Shape, device: torch.device) -> tuple[Tensor, T
             x[torch.arange(len(x), device=x.device), token, column] += NUDGE
         elif case.kind == "halved":
             mask[:, (mask.shape[1] + 1) // 2 :] = False
+        elif case.kind == "one mask":
+            mask = mask[mask.sum(dim=1).argmin()].repeat(len(mask), 1)
+            x = x.masked_fill(~mask[:, :, None], 0)
         return x, mask
 
 

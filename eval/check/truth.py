@@ -117,12 +117,6 @@ def stressed(model: nn.Module, stress: Stress) -> Iterator[None]:
                 parameter.copy_(value)
 
 
-def missing_parameter(weights: nn.Module, stress: Stress) -> str | None:
-    """Return the part of a parameter name that a stress needs and a candidate's module lacks, None if it has all."""
-    names = [name for name, _ in weights.named_parameters()]
-    return next((part for part in stress.touches if not any(part in name for name in names)), None)
-
-
 def mask_cases(full: Tensor, mask: Tensor, seed: int) -> dict[str, tuple[Tensor, Tensor | None]]:
     """Return the mask checks of an unpadded input and a ragged mask: input and mask by name.
 
@@ -137,10 +131,15 @@ def mask_cases(full: Tensor, mask: Tensor, seed: int) -> dict[str, tuple[Tensor,
         mask = single
     generator = torch.Generator(device=mask.device).manual_seed(seed)
     holes = torch.rand(mask.shape, generator=generator, device=mask.device) > RAGGED_PADDING
-    holes[:, 0] = True  # a causal row that sees no key at all has no defined output
+    holes[:, 0] = True  # a first token that is valid; left padding has those that are not
+    # Every sequence but one keeps its valid tokens; the rows of the one are 0 by the contract.
+    alone = mask.clone()
+    alone[len(alone) // 2] = False
     return {
         f"padding {RAGGED_PADDING:g}": (full * mask[:, :, None], mask),
         "one token": (full * single[:, :, None], single),
+        "left padding": (full, single.flip(1)),
+        "padding alone": (full, alone),
         "holes": (full, holes),
         "no mask": (full, None),
     }

@@ -131,6 +131,9 @@ class Verification(BaseModel):
     contract: list[str] = Field(default=[], description="promises to the caller that were seen broken")
     contract_class: ContractClass | None = Field(default=None, description="None where the promises were not tried")
     notes: list[str] = []
+    missed: list[str] = Field(
+        default=[], description='checks that were not run, each as "check: reason"; the run is incomplete then'
+    )
 
 
 class Timing(BaseModel):

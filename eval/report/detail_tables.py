@@ -206,6 +206,7 @@ def finding_table(summary: Summary) -> Table:
             if cell.contract and cell.event_ms:
                 texts.append(f"declared: {cell.contract}")
             texts += cell.notes
+            texts += [f"not run: {line}" for line in cell.missed]
             if cell.hidden_ms:
                 texts.append(f"neither device clock nor host clock sees {number(cell.hidden_ms)} ms of a call")
             if cell.kind not in JUDGED_KINDS and cell.status not in ("ok", "skipped", "unsupported"):

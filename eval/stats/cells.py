@@ -66,6 +66,7 @@ def make_cell(measured: Measured, shape: str, name: str) -> Cell:
         integrity=distinct(text for row in rows for text in row.integrity),
         findings=distinct(finding for check in checks for finding in check.contract),
         notes=distinct(note for check in checks for note in check.notes),
+        missed=distinct(line for check in checks for line in check.missed),
         predicted_ms=planned.predicted_s * 1e3 if planned.predicted_s is not None else None,
         predicted_peak_bytes=planned.predicted_peak_bytes,
         measured_peak_bytes=max((row.measured_peak_bytes or 0 for row in rows), default=0) or None,

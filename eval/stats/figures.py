@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -149,6 +149,7 @@ class Cell:
     integrity: tuple[str, ...] = ()
     findings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    missed: tuple[str, ...] = ()
     predicted_ms: float | None = None
     predicted_peak_bytes: int | None = None
     measured_peak_bytes: int | None = None
@@ -242,6 +243,10 @@ class Summary:
         """Return the cells of eager and the candidates that failed; a failing control is a finding, not a failure."""
         return [(row, cell) for row, cell in self._cells(JUDGED_KINDS) if cell.status in FAILED]
 
+    def unchecked(self) -> list[tuple[ShapeRow, Cell]]:
+        """Return the cells of eager and the candidates of which checks were not run."""
+        return [(row, cell) for row, cell in self._cells(JUDGED_KINDS) if cell.missed]
+
     def problems(self) -> list[str]:
         """Return one clear line per failed cell: what, where, why."""
         lines = [
@@ -253,6 +258,10 @@ class Summary:
             for row, cell in self._cells(TRUSTED_KINDS)
             for text in cell.integrity
         ]
+        lines += [
+            f"shape {row.shape.id} ({row.shape.label()}): {missed_text(cell.missed)} of {cell.arm}"
+            for row, cell in self.unchecked()
+        ]
         if self.missing:
             rows = "row is" if self.missing == 1 else "rows are"
             lines.append(f"{self.missing} planned {rows} missing; `rooflane eval --resume` measures them")
@@ -263,8 +272,15 @@ class Summary:
     @property
     def state(self) -> str:
         """What the run amounts to, in one line for a reader."""
-        if self.exit_code() != ExitCode.COMPLETE:
-            return _STATES[self.exit_code()]
+        code = self.exit_code()
+        if code == ExitCode.INCOMPLETE and (unchecked := self.unchecked()):
+            count = sum(len(cell.missed) for _, cell in unchecked)
+            shapes = ", ".join(dict.fromkeys(row.shape.id for row, _ in unchecked))
+            text = f"{count} {'check was' if count == 1 else 'checks were'} not run, on shape {shapes}"
+            failed = any((self.failures(), self.missing, self.unmeasured))
+            return f"{_STATES[code]}; {text}" if failed else f"incomplete: {text}"
+        if code != ExitCode.COMPLETE:
+            return _STATES[code]
         if self.not_run:
             ran = len(self.rows) - len(self.not_run)
             return f"every checked output correct on {ran} of {len(self.rows)} shapes; {len(self.not_run)} not run"
@@ -282,7 +298,7 @@ class Summary:
         return all(cell.status in ("skipped", "infeasible") for _, cell in self._cells(("candidate",)))
 
     def exit_code(self, require: str = "complete", accept_contract: bool = False) -> ExitCode:
-        """Return the run's exit status; facts about outputs come before missing rows, those before the times.
+        """Return the run's exit status; facts about outputs come before what is missing, that before the times.
 
         `require` is `complete`, `faster` or `equivalent` (which faster meets too).
         """
@@ -299,6 +315,8 @@ class Summary:
             return ExitCode.INCOMPLETE
         if not accept_contract and any(cell.depends_on_contract for _, cell in self._cells(("candidate",))):
             return ExitCode.CONTRACT
+        if self.unchecked():
+            return ExitCode.INCOMPLETE
         if Verdict.CONTAMINATED in verdicts:
             return ExitCode.CONTAMINATED
         return required(verdicts, require)
@@ -329,6 +347,18 @@ class Summary:
 
     def _cells(self, kinds: tuple[str, ...]) -> list[tuple[ShapeRow, Cell]]:
         return [(row, cell) for row in self.rows for cell in row.cells.values() if cell.kind in kinds]
+
+
+# Checks named where they are counted; the report's findings list all.
+SHOWN_CHECKS = 3
+
+
+def missed_text(missed: Sequence[str]) -> str:
+    """Return how many checks were not run, the first of them by name, and why the first one was not."""
+    names, reason = [line.split(": ")[0] for line in missed], missed[0].partition(": ")[2]
+    more = f" and {len(names) - SHOWN_CHECKS} more" if len(names) > SHOWN_CHECKS else ""
+    checks = "check was" if len(names) == 1 else "checks were"
+    return f"{len(names)} {checks} not run ({', '.join(names[:SHOWN_CHECKS])}{more}: {reason})"
 
 
 _STATES = {

@@ -11,7 +11,7 @@ from rooflane.eval.record.nulls import NullResult, machine_of, software_of
 from rooflane.eval.record.records import COPY_PREFIX, EAGER, Record, RunMeta
 from rooflane.eval.stats.cells import judged, make_cell
 from rooflane.eval.stats.evidence import Assessment, Evidence, Measured
-from rooflane.eval.stats.figures import LAUNCH_SHARE, REFERENCE, Cell, ShapeRow, Summary, accuracy_lines
+from rooflane.eval.stats.figures import LAUNCH_SHARE, REFERENCE, Cell, ShapeRow, Summary, accuracy_lines, missed_text
 from rooflane.eval.stats.headline import make_headline, rank
 from rooflane.eval.stats.host_pace import host_pace
 from rooflane.eval.stats.rounds import clock_tick_ns
@@ -107,7 +107,7 @@ def _judged(measured: Measured, row: ShapeRow, candidate: str, assessed: Assessm
 
 
 def _fact(rows: Sequence[ShapeRow], candidate: str) -> tuple[str, str] | None:
-    """Return the verdict that comes before the times: evidence of manipulation, a wrong output, a contract."""
+    """Return the verdict that comes before the times: manipulation, a wrong output, a contract, a check not run."""
     involved = (candidate, EAGER, COPY_PREFIX + candidate)
     cells = [(row.shape.id, row.cells[candidate]) for row in rows]
     tampered = [
@@ -119,7 +119,14 @@ def _fact(rows: Sequence[ShapeRow], candidate: str) -> tuple[str, str] | None:
     ]
     wrong = [(shape, cell.reason) for shape, cell in cells if cell.status == "incorrect"]
     grey = [(shape, cell.contract_reason) for shape, cell in cells if cell.depends_on_contract and cell.event_ms]
-    found = ((Verdict.INTEGRITY, tampered), (Verdict.INCORRECT, wrong), (Verdict.CONTRACT, grey))
+    missed = [(shape, line) for shape, cell in cells for line in cell.missed]
+    unchecked = [(shape, missed_text([line for _, line in missed])) for shape, _ in missed]
+    found = (
+        (Verdict.INTEGRITY, tampered),
+        (Verdict.INCORRECT, wrong),
+        (Verdict.CONTRACT, grey),
+        (Verdict.NONE, unchecked),
+    )
     for verdict, texts in found:
         if texts:
             where = ", ".join(dict.fromkeys(shape for shape, _ in texts))

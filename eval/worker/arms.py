@@ -7,6 +7,7 @@ import gc
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,9 @@ class Arm:
     status: Status = "ok"
     reason: str = ""
     setup_s: float | None = None
+    # Builds on another model as the arm was built; candidates have it, for the second model of a shape.
+    make: Callable[[nn.Module], tuple[Forward, nn.Module]] | None = None
+    second: Arm | None = None
 
     def fail(self, error: Exception, doing: str) -> None:
         """Record that the arm raised, and release what it holds."""
@@ -44,7 +48,7 @@ class Arm:
 
     def drop(self) -> None:
         """Release the built forward and its model."""
-        self.forward = self.weights = None
+        self.forward = self.weights = self.make = self.second = None
 
 
 def build_arm(
@@ -81,6 +85,7 @@ def build_arm(
             arm.forward, arm.weights = control.build(model, shape, device), model
         else:
             arm.forward, arm.weights = workload.build(name, arm.plan, model)
+            arm.make = partial(workload.build, name, arm.plan, again=True)
         if call:
             first_call(arm.forward, workload, seed)
         arm.setup_s = perf_counter() - before

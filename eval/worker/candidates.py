@@ -118,16 +118,18 @@ def plan_candidate(candidate: Candidate, shape: Shape, profile: Profile, rules: 
 
 
 def build_candidate(
-    candidate: Candidate, plan: Plan, model: nn.Module, shape: Shape, device: torch.device
+    candidate: Candidate, plan: Plan, model: nn.Module, shape: Shape, device: torch.device, *, again: bool = False
 ) -> tuple[Forward, nn.Module]:
     """Build a candidate on `model`; return its forward and the module that holds its weights.
+
+    A user's file is imported each time; `again` takes it as it was imported last, as two models of one user share it.
 
     A `UserOptimizedTransformer` class is constructed with the config alone, then given the weights through its
     state_dict before it is moved to the device, as the organiser does.
     """
     if not candidate.path:
         return get_family(plan.family).build(model, shape, device, **plan.options), model
-    target = load_attribute(candidate)
+    target = load_attribute(candidate, again=again)
     if not inspect.isclass(target):
         forward = target(model, shape, device)
         if not callable(forward):
@@ -146,13 +148,16 @@ def load_rule_table(path: str | None) -> Any:
     return load_rules(path or None)
 
 
-def load_attribute(candidate: Candidate) -> Any:
-    """Import the user's file under a name of its own and return what is to be built."""
+def load_attribute(candidate: Candidate, *, again: bool = False) -> Any:
+    """Import the user's file under a name of its own and return what is to be built; `again` imports nothing new."""
     name = f"rooflane_candidate_{candidate.path.stem}"
-    spec = importlib.util.spec_from_file_location(name, candidate.path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
+    if again and name in sys.modules:
+        module = sys.modules[name]
+    else:
+        spec = importlib.util.spec_from_file_location(name, candidate.path)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
     names = (candidate.attribute,) if candidate.attribute else DEFAULT_NAMES
     for wanted in names:
         if hasattr(module, wanted):

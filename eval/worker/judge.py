@@ -19,10 +19,10 @@ from rooflane.eval.check import fingerprint
 from rooflane.eval.check.cases import Case, OutputFacts
 from rooflane.eval.check.gate import check_gate
 from rooflane.eval.check.outputs import SharedBytes
+from rooflane.eval.check.promises import other_weights
 from rooflane.eval.check.truth import HALF_FACTOR, STRESS_FACTOR, Truth, judge, stressed
 from rooflane.eval.record.records import GateResult
 from rooflane.eval.worker import protocol
-from rooflane.eval.worker.subject import flipped_weights
 from rooflane.eval.worker.workload import Given, workload_of
 from rooflane.shapes import Shape
 
@@ -153,7 +153,7 @@ class Judge:
             yield
             return
         kept = {name: tensor.clone() for name, tensor in self.reference.state_dict().items()}
-        self.reference.load_state_dict(flipped_weights(self.reference))
+        self.reference.load_state_dict(other_weights(self.reference))
         try:
             yield
         finally:

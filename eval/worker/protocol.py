@@ -284,10 +284,9 @@ class DigestWeights(Request[Digests]):
 
 
 class LoadWeights(Request[Done]):
-    """Load the shape's weights into an arm, or the same with every tensor's rows in reverse order."""
+    """Load the shape's weights into an arm."""
 
     arm: ArmId
-    flipped: bool
 
 
 class Settle(Request[Done]):

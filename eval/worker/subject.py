@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,8 +13,9 @@ from torch.autograd.profiler import profile
 
 from rooflane.eval.check.cases import Called, Case
 from rooflane.eval.check.outputs import SharedBytes, describe_output
+from rooflane.eval.check.promises import OutputChanged, other_weights
 from rooflane.eval.check.tamper import GivenWeights, ProcessState, child_count, digest, digests, thread_count
-from rooflane.eval.check.truth import STRESSES, missing_parameter, stressed
+from rooflane.eval.check.truth import PLAIN, STRESSES, stressed
 from rooflane.eval.record.records import ArmId
 from rooflane.eval.worker import protocol
 from rooflane.eval.worker.arms import Arm, build_arm
@@ -23,6 +25,7 @@ from rooflane.shapes import Shape
 
 if TYPE_CHECKING:
     from rooflane.dispatch import Profile
+    from rooflane.eval.check.stresses import Stress
 
     Forward = Callable[..., Any]
 
@@ -92,10 +95,10 @@ class Subject:
     def call(self, request: protocol.Call) -> Called:
         """Call an arm on a case, or as a promise allows, and write the output's bytes for the judge."""
         held, case = self.arms[request.arm], request.case
-        stress = next((one for one in STRESSES if case.kind == "stress" and one.name == case.name), None)
-        if stress and (part := missing_parameter(held.weights, stress)):
-            return Called(None, part)
-        with stressed(held.weights, stress) if stress else nullcontext():
+        stress = next((one for one in STRESSES if case.kind == "stress" and one.name == case.name), PLAIN)
+        with self._stress_loaded(held.weights, stress) as problem:
+            if problem:
+                return Called(None, problem)
             out = self._promised(held, case, request.promise) if request.promise else self._plain(held, case)
         packed = self.workload.pack(out)
         self.buffer.write(packed)
@@ -119,10 +122,9 @@ class Subject:
         return protocol.Digests(tuple(zip(tensors, digests(tensors.values()), strict=True)))
 
     def load_weights(self, request: protocol.LoadWeights) -> protocol.Done:
-        """Load the shape's weights into an arm's module, or the same with every tensor's rows in reverse order."""
+        """Load the shape's weights into an arm's module."""
         with torch.inference_mode(False):
-            weights = flipped_weights(self.template) if request.flipped else self.template.state_dict()
-            self.arms[request.arm].weights.load_state_dict(weights)
+            self.arms[request.arm].weights.load_state_dict(self.template.state_dict())
         return protocol.Done()
 
     def settle(self, request: protocol.Settle) -> protocol.Done:
@@ -151,6 +153,33 @@ class Subject:
             findings += [f"the weights of {name} changed while it was timed: {line}" for line in weights.changes()]
         return protocol.Inspected(findings, peak)
 
+    @contextmanager
+    def _stress_loaded(self, weights: nn.Module | None, stress: Stress) -> Iterator[str]:
+        """Hold a stress's weights in an arm's module; yields why they cannot be loaded, "" where they are.
+
+        They pass through `load_state_dict`, as a user's checkpoint does: how a candidate names and keeps its weights is
+        its own affair.
+        """
+        if not stress.touches:
+            yield ""
+            return
+        problem = ""
+        with torch.inference_mode(False), stressed(self.template, stress):
+            try:
+                weights.load_state_dict(self.template.state_dict())
+            except Exception as error:
+                problem = describe_error(error)
+        try:
+            yield problem
+        finally:
+            with torch.inference_mode(False):
+                try:
+                    weights.load_state_dict(self.template.state_dict())
+                except Exception:
+                    # A module that took some of the weights before it raised takes the same ones back.
+                    if not problem:
+                        raise
+
     def _plain(self, arm: Arm, case: Case) -> Any:
         """Call on poisoned memory and check what came back besides the values."""
         inputs = self.workload.draw(case)
@@ -165,21 +194,27 @@ class Subject:
         return out
 
     def _promised(self, arm: Arm, case: Case, promise: str) -> Any:
+        def second() -> Arm:
+            return self._second_of(arm)
+
         with torch.inference_mode():
-            out, inputs = self.workload.trial(promise, arm, case)
+            try:
+                out, inputs = self.workload.trial(promise, arm, case, self.template, second)
+            except OutputChanged as error:
+                raise WrongKind(str(error)) from None
             if fault := self.workload.fault(out, inputs):
                 raise WrongKind(fault)
             return out
 
-
-def flipped_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return other weights for a model, the same wherever they are made: its own, every parameter's rows reversed."""
-    # Not buffers: a table of positions is no weight. Tied weights stand under each of their names.
-    weights = {name for name, weight in model.named_parameters(remove_duplicate=False) if weight.dim()}
-    return {
-        name: tensor.detach().flip(0) if name in weights else tensor.detach()
-        for name, tensor in model.state_dict().items()
-    }
+    def _second_of(self, arm: Arm) -> Arm:
+        """Return a second model of the shape, built once as the arm was, with other weights; both stay alive."""
+        if arm.second is None:
+            with torch.inference_mode(False), torch.no_grad():
+                model = copy.deepcopy(self.template)
+                model.load_state_dict(other_weights(self.template))
+                arm.second = Arm(arm.id)
+                arm.second.forward, arm.second.weights = arm.make(model)
+        return arm.second
 
 
 def answer_to(handler: protocol.Handler, request: protocol.Request) -> protocol.Message | Called:

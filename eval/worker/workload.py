@@ -100,8 +100,13 @@ class Workload(ABC):
         """Fill memory that the next output may reuse with values no output has."""
 
     @abstractmethod
-    def trial(self, promise: str, arm: Any, case: Case) -> tuple[Any, Given]:
-        """Call an arm as a promise allows; return the output and the inputs it must match."""
+    def trial(
+        self, promise: str, arm: Any, case: Case, template: nn.Module, second: Callable[[], Any]
+    ) -> tuple[Any, Given]:
+        """Call an arm as a promise allows; return the output and the inputs it must match.
+
+        `template` is the reference; `second` returns an arm that was built a second time, with other weights.
+        """
 
     @abstractmethod
     def truth(self, model: nn.Module) -> Truth:
@@ -116,8 +121,11 @@ class Workload(ABC):
         """Return what a candidate comes to."""
 
     @abstractmethod
-    def build(self, candidate: str, plan: Plan, model: nn.Module) -> tuple[Forward, nn.Module]:
-        """Build a candidate on a model; return its forward and the module that holds its weights."""
+    def build(self, candidate: str, plan: Plan, model: nn.Module, *, again: bool = False) -> tuple[Forward, nn.Module]:
+        """Build a candidate on a model; return its forward and the module that holds its weights.
+
+        `again` says that its file was imported before, and that the second build must find the same module.
+        """
 
     def pack(self, out: Any) -> Tensor:
         """Return an output as the one tensor that the judge reads."""
@@ -196,9 +204,12 @@ class TransformerWorkload(Workload):
         """Fill blocks of x's size with NaN."""
         poison(inputs[0], **options)
 
-    def trial(self, promise: str, arm: Any, case: Case) -> tuple[Any, Given]:
+    def trial(
+        self, promise: str, arm: Any, case: Case, template: nn.Module, second: Callable[[], Any]
+    ) -> tuple[Any, Given]:
         """Run one of the promises to the caller."""
-        out, *given = run_trial(promise, arm, Inputs(self.shape, self.device, case.seed, case.padding))
+        inputs = Inputs(self.shape, self.device, case.seed, case.padding, template, second)
+        out, *given = run_trial(promise, arm, inputs)
         return out, tuple(given)
 
     def truth(self, model: nn.Module) -> Truth:
@@ -213,9 +224,9 @@ class TransformerWorkload(Workload):
         """Return a candidate's family, rule and options."""
         return plan_candidate(parse_candidate(candidate), self.shape, profile, rules)
 
-    def build(self, candidate: str, plan: Plan, model: nn.Module) -> tuple[Forward, nn.Module]:
+    def build(self, candidate: str, plan: Plan, model: nn.Module, *, again: bool = False) -> tuple[Forward, nn.Module]:
         """Build a family or the user's file."""
-        return build_candidate(parse_candidate(candidate), plan, model, self.shape, self.device)
+        return build_candidate(parse_candidate(candidate), plan, model, self.shape, self.device, again=again)
 
 
 def workload_of(shape: Shape, device: torch.device) -> Workload:

@@ -39,14 +39,17 @@ def tiny_shape():
 
 @pytest.fixture
 def verify_here():
-    """Return a function that verifies a forward and its weights against a reference, as an arm called "mine"."""
+    """Return a function that verifies a forward and its weights against a reference, as an arm called "mine".
 
-    def check(forward, weights, reference, shape, device=CPU, **options) -> Verification:
+    `make` builds the same on another model, for the promises about a second one.
+    """
+
+    def check(forward, weights, reference, shape, device=CPU, make=None, **options) -> Verification:
         buffer = Buffer()
         try:
             subject = Subject(shape, device, load_profile("cpu"), None, reference, SharedBytes(buffer.descriptor))
             mine = ArmId("mine", "candidate", "mine")
-            subject.adopt(Arm(mine, forward=forward, weights=weights))
+            subject.adopt(Arm(mine, forward=forward, weights=weights, make=make))
             judge = Judge(reference, shape, device, [SharedBytes(buffer.descriptor)])
             handlers = subject.handlers() | judge.handlers()
 

@@ -30,6 +30,7 @@ def check(verify_here):
 
     def run(shape, wrap, models=None, **options):
         model, reference = models or (build_baseline(shape, CPU, 1), build_baseline(shape, CPU, 1))
+        options.setdefault("make", lambda other: (wrap(other), other))
         return verify_here(wrap(model), model, reference, shape, **options)
 
     return run
