@@ -95,11 +95,11 @@ def of_output(out: Tensor, tokens: int, seed: int) -> Tensor:
     return taker.read()[0]
 
 
-def limits(ref: Tensor, tokens: int) -> Tensor:
+def limits(ref: Tensor, tokens: int, atol: float = ATOL, rtol: float = RTOL) -> Tensor:
     """Return for each row how far a fingerprint may lie from the reference's `ref`, from the gate's own tolerance."""
     rows = _rows(tokens)
     size = ref.detach().reshape(rows, -1).float().abs()
-    allowed = torch.clamp(size * RTOL, min=ATOL)
+    allowed = torch.clamp(size * rtol, min=atol)
     rounding = size.sum(dim=1) * 2**-20
     return (DEVIATIONS * allowed.square().sum(dim=1).sqrt() + rounding).cpu()
 

@@ -8,6 +8,7 @@ and the read comes first.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,28 +30,27 @@ _copy = torch.Tensor.copy_
 _clone = torch.Tensor.clone
 _zero = torch.Tensor.zero_
 
-Forward = Callable[[Tensor, Tensor | None], Tensor]
-
 
 def call_held(
-    forward: Forward, draw: Callable[[int], tuple[Tensor, Tensor | None]], read: Callable[[Tensor], object]
-) -> tuple[int, Tensor]:
+    forward: Callable[..., Any], draw: Callable[[int], tuple[Any, ...]], read: Callable[[Any], object]
+) -> tuple[int, Any]:
     """Call a forward on the held current stream; return the number of the input it held for, and the output.
 
-    `draw(number)` returns the input and mask of an attempt. `read(out)` queues the read of the output on the current
-    stream. The input gets its contents on the stream, behind the hold, so work that does not wait for the stream reads
-    zeros. An attempt whose hold ends before the read is queued shows nothing, and the next one holds longer; it draws
-    another input, because memory may still contain the answer for this one. A forward that waits for the device ends
-    every hold early: the last attempt counts then.
+    `draw(number)` returns the inputs of an attempt. `read(out)` queues the read of the output on the current stream.
+    The first tensor among the inputs gets its contents on the stream, behind the hold. Work that does not wait for
+    the stream reads zeros. An attempt whose hold ends before the read is queued shows nothing. The next one holds
+    longer and draws another input, because memory may still contain the answer for this one. A forward that waits for
+    the device ends every hold early: then the last attempt counts.
     """
     for attempt in range(ATTEMPTS):
-        x, mask = draw(attempt)
+        inputs = draw(attempt)
+        x = next((given for given in inputs if isinstance(given, Tensor)), torch.empty(0))
         contents, released = _clone(x), _Event()
         _zero(x)
         _sleep(HOLD_NS * LONGER**attempt * TICKS_PER_NS)
         _record(released)
         _copy(x, contents)
-        out = forward(x, mask)
+        out = forward(*inputs)
         read(out)
         held = not _query(released)
         _synchronize()

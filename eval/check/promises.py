@@ -82,8 +82,13 @@ UNSTABLE = "three calls on one input give different bytes"
 
 
 def other_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return other weights for a model, the same wherever they are made: its own, every tensor's rows reversed."""
-    return {name: tensor.detach().flip(0) for name, tensor in model.state_dict().items()}
+    """Return other weights for a model, the same wherever they are made: its own, every parameter's rows reversed."""
+    # Not buffers: a table of positions is no weight. Tied weights stand under each of their names.
+    weights = {name for name, weight in model.named_parameters(remove_duplicate=False) if weight.dim()}
+    return {
+        name: tensor.detach().flip(0) if name in weights else tensor.detach()
+        for name, tensor in model.state_dict().items()
+    }
 
 
 class Inputs:

@@ -54,7 +54,8 @@ _dispatch_dump = torch._C._dispatch_dump
 _data_ptr = torch.Tensor.data_ptr
 _equal = torch.equal
 
-Given = tuple[Tensor, Tensor | None]
+# The inputs of one call; a part may be no tensor.
+Given = tuple[Any, ...]
 
 WATCHED_PACKAGES = ("rooflane.eval.", "rooflane.baseline.")
 
@@ -107,7 +108,7 @@ class GivenInputs:
                 return "an input or mask has another dtype, shape or place in memory than before its call"
         number = random.Random(f"inputs {chosen}").randrange(len(self._cases))
         pairs = zip(self._cases[number], draw(self._seeds[number]), strict=True)
-        if all(held is None or _equal(held, drawn) for held, drawn in pairs):
+        if all(not isinstance(held, Tensor) or _equal(held, drawn) for held, drawn in pairs):
             return ""
         return "an input or mask has other contents than before its call"
 
@@ -199,7 +200,7 @@ def _mark(value: Callable) -> tuple[int, int]:
 
 
 def _places(case: Given) -> tuple:
-    return tuple(None if part is None else _place(part) for part in case)
+    return tuple(_place(part) if isinstance(part, Tensor) else None for part in case)
 
 
 def _place(tensor: Tensor) -> tuple:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import isfinite
 
@@ -13,13 +13,15 @@ from torch import Tensor, nn
 from rooflane.baseline import BaselineTransformer, chunked_reference, config_of, generate_random_case, torch_dtype
 from rooflane.eval.check.gate import check_gate
 from rooflane.eval.check.stresses import SHARPEN, SPIKE, SPIKE_EVERY, Stress, load_stress_set
-from rooflane.eval.record.records import TruthCheck
+from rooflane.eval.record.records import GateResult, TruthCheck
 from rooflane.shapes import Shape
 
 # The worst error allowed, in units of the eager baseline's own: on stress inputs, and on any input of a
 # half-precision model.
 STRESS_FACTOR = 2.0
 HALF_FACTOR = 1.5
+
+Gate = Callable[..., GateResult]
 
 PLAIN = Stress("plain")
 # The plain input stands first, so that every record carries both sides' ordinary error against fp64.
@@ -52,18 +54,22 @@ class Truth:
         self.rows = torch.tensor(picks, device=device)
         self.label = "all rows" if len(picks) == shape.batch_size else f"{len(picks)} of {shape.batch_size} rows"
 
-    def __call__(self, x: Tensor, mask: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Return the float64 output `[rows, S, D]` of the chosen rows."""
+        if mask is None:
+            mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
         return chunked_reference(self.model, x[self.rows].double(), mask[self.rows], budget_bytes=TRUTH_SCRATCH_BYTES)
 
 
-def judge(name: str, out: Tensor, eager: Tensor, true: Tensor, factor: float, label: str) -> TruthCheck:
+def judge(
+    name: str, out: Tensor, eager: Tensor, true: Tensor, factor: float, label: str, gate: Gate = check_gate
+) -> TruthCheck:
     """Compare a candidate's and eager's output rows with the truth.
 
     Passes when every element passes the gate, or the worst error is at most `factor` times eager's own; a value
     that is not finite fails either way.
     """
-    mine, own = check_gate(out, true, spread=True), check_gate(eager, true, spread=True)
+    mine, own = gate(out, true, spread=True), gate(eager, true, spread=True)
     passed = mine.passed or (isfinite(own.max_abs) and mine.max_abs <= factor * own.max_abs)
     return TruthCheck(
         name=name,

@@ -14,31 +14,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from rooflane.baseline import (
-    CONTROLS,
-    PROBES,
-    BaselineTransformer,
-    build_baseline,
-    config_of,
-    generate_random_case,
-    torch_dtype,
-)
 from rooflane.eval.record.records import ArmId, Status
-from rooflane.eval.worker.candidates import (
-    NoLoadableWeights,
-    Plan,
-    build_candidate,
-    describe_error,
-    is_oom,
-    parse_candidate,
-    plan_candidate,
-)
+from rooflane.eval.worker.candidates import NoLoadableWeights, Plan, describe_error, is_oom
+from rooflane.eval.worker.workload import Workload, workload_of
 from rooflane.shapes import Shape
 
 if TYPE_CHECKING:
     from rooflane.dispatch import Profile
 
-    Forward = Callable[[Tensor, Tensor | None], Tensor]
+    Forward = Callable[..., Any]
 
 
 @dataclass
@@ -72,7 +56,7 @@ class Arm:
 
 def build_arm(
     wanted: ArmId,
-    reference: BaselineTransformer | None,
+    reference: nn.Module | None,
     shape: Shape,
     device: torch.device,
     profile: Profile,
@@ -87,36 +71,36 @@ def build_arm(
     the end of the first call, which is where compilation and capture happen; `call=False` leaves that call out.
     """
     arm, name = Arm(wanted), wanted.name
-    control = None if wanted.kind in ("candidate", "copy") else CONTROLS.get(name) or PROBES[name]
+    workload = workload_of(shape, device)
+    control = None if wanted.kind in ("candidate", "copy") else workload.control(name)
     try:
         if control:
             arm.plan = Plan(contract=control.contract, unsupported=control.supports(device.type))
         else:
-            candidate = parse_candidate(name)
-            arm.plan = plan_candidate(candidate, shape, profile, rules)
+            arm.plan = workload.plan(name, profile, rules)
         if arm.plan.unsupported:
             arm.status, arm.reason = "unsupported", arm.plan.unsupported
             return arm
         # A copy on the device is quick; drawing the weights of a large model on the CPU takes seconds.
-        model = build_baseline(shape, device, seed) if reference is None else copy.deepcopy(reference)
+        model = workload.model(seed) if reference is None else copy.deepcopy(reference)
         before = perf_counter()
         if control:
             arm.forward, arm.weights = control.build(model, shape, device), model
         else:
-            arm.forward, arm.weights = build_candidate(candidate, arm.plan, model, shape, device)
-            arm.make = partial(build_candidate, candidate, arm.plan, shape=shape, device=device, again=True)
+            arm.forward, arm.weights = workload.build(name, arm.plan, model)
+            arm.make = partial(workload.build, name, arm.plan, again=True)
         if call:
-            first_call(arm.forward, shape, device, seed)
+            first_call(arm.forward, workload, seed)
         arm.setup_s = perf_counter() - before
         if wanted.kind == "candidate":
-            weights = (build_baseline(shape, device, seed) if reference is None else reference).state_dict()
-            require_weights(arm, weights, shape, device, call=call)
+            weights = (workload.model(seed) if reference is None else reference).state_dict()
+            require_weights(arm, weights, workload, call=call)
     except Exception as error:  # a candidate may raise anything; its row says what
         arm.fail(error, "building it and calling it once")
     return arm
 
 
-def require_weights(arm: Arm, weights: dict[str, Tensor], shape: Shape, device: torch.device, *, call: bool) -> None:
+def require_weights(arm: Arm, weights: dict[str, Tensor], workload: Workload, *, call: bool) -> None:
     """Raise `NoLoadableWeights` where a built candidate no longer takes the baseline's `weights`.
 
     A module that holds each of them by name and shape takes them: whether it then uses them is a promise, checked with
@@ -128,7 +112,7 @@ def require_weights(arm: Arm, weights: dict[str, Tensor], shape: Shape, device: 
         return
     more = f", and {len(lost) - 1} others are gone" if len(lost) > 1 else ""
     what = f"once built, its state_dict has no {lost[0]} of shape {list(weights[lost[0]].shape)}{more}"
-    case = generate_random_case(config_of(shape), device, torch_dtype(shape.dtype), 0, shape.padding_ratio)
+    inputs = workload.draw(workload.timed_case(0))
     outputs = []
     for loaded in ({name: tensor.flip(0) for name, tensor in weights.items()}, weights):
         try:
@@ -138,18 +122,18 @@ def require_weights(arm: Arm, weights: dict[str, Tensor], shape: Shape, device: 
             raise NoLoadableWeights(f"{what}, and load_state_dict raises {describe_error(error)}") from None
         if call:
             with torch.inference_mode():
-                outputs.append(arm.forward(*case).clone())
+                outputs.append(workload.pack(arm.forward(*inputs)).clone())
     if call and torch.equal(*outputs):
         raise NoLoadableWeights(f"{what}, and its output stays the same whatever load_state_dict loads")
 
 
-def first_call(forward: Forward, shape: Shape, device: torch.device, seed: int) -> float:
+def first_call(forward: Forward, workload: Workload, seed: int) -> float:
     """Call a forward once on an ordinary input and return the seconds until the device was done."""
-    case = generate_random_case(config_of(shape), device, torch_dtype(shape.dtype), seed, shape.padding_ratio)
+    inputs = workload.draw(workload.timed_case(seed))
     before = perf_counter()
     with torch.inference_mode():
-        forward(*case)
-    if device.type == "cuda":
+        forward(*inputs)
+    if workload.device.type == "cuda":
         torch.cuda.synchronize()
     return perf_counter() - before
 

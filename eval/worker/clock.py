@@ -12,15 +12,15 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
-Forward = Callable[[Tensor, Tensor | None], Tensor]
-Case = tuple[Tensor, Tensor | None]
+Forward = Callable[..., Any]
+# The inputs of one call.
+Case = tuple[Any, ...]
 # What is done with an output behind its call and outside the clock: `(number, output)`.
-After = Callable[[int, Tensor], None]
+After = Callable[[int, Any], None]
 
 # The spin must outlast the host's work for one call; clock64 ticks at most 2 per ns on the GPUs we know.
 SPIN_TICKS_PER_HOST_NS = 3
@@ -87,9 +87,9 @@ class CpuClock:
     ) -> Callable[[], tuple[list[int], list[int]]]:
         """Take wall nanoseconds per call; the host list stays empty."""
         times = []
-        for number, (x, mask) in enumerate(cases):
+        for number, case in enumerate(cases):
             start = _now()
-            out = forward(x, mask)
+            out = forward(*case)
             times.append(_now() - start)
             if after:
                 after(number, out)
@@ -115,10 +115,10 @@ class CpuClock:
         """Return wall nanoseconds per call, each behind a write of twice the last-level cache."""
         flush = torch.empty(min(FLUSH_BYTES_MAX, 2 * cache_bytes(torch.device("cpu"))), dtype=torch.uint8)
         times = []
-        for number, (x, mask) in enumerate(cases[:CPU_COLD_CALLS]):
+        for number, case in enumerate(cases[:CPU_COLD_CALLS]):
             flush.fill_(number)
             start = _now()
-            forward(x, mask)
+            forward(*case)
             times.append(_now() - start)
         return times
 
@@ -142,10 +142,10 @@ class CudaClock:
         starts, ends = _events(len(cases))
         host = [0] * len(cases)
         _synchronize()
-        for number, (x, mask) in enumerate(cases):
+        for number, case in enumerate(cases):
             _record(starts[number])
             before = _now()
-            out = forward(x, mask)
+            out = forward(*case)
             host[number] = _now() - before
             _record(ends[number])
             if after:
@@ -188,10 +188,10 @@ class CudaClock:
     def _each(self, forward: Forward, cases: Sequence[Case], before: Callable[[int], object]) -> list[int]:
         starts, ends = _events(len(cases))
         _synchronize()
-        for number, (x, mask) in enumerate(cases):
+        for number, case in enumerate(cases):
             before(number)
             _record(starts[number])
-            forward(x, mask)
+            forward(*case)
             _record(ends[number])
         _synchronize()
         return _elapsed_ns(starts, ends)

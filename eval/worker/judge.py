@@ -13,17 +13,17 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from rooflane.baseline import BaselineTransformer, torch_dtype
 from rooflane.eval.check import fingerprint
-from rooflane.eval.check.cases import Case, OutputFacts, draw_case
+from rooflane.eval.check.cases import Case, OutputFacts
 from rooflane.eval.check.gate import check_gate
 from rooflane.eval.check.outputs import SharedBytes
 from rooflane.eval.check.promises import other_weights
-from rooflane.eval.check.truth import HALF_FACTOR, STRESS_FACTOR, STRESSES, Truth, judge, stressed
+from rooflane.eval.check.truth import HALF_FACTOR, STRESS_FACTOR, Truth, judge, stressed
 from rooflane.eval.record.records import GateResult
 from rooflane.eval.worker import protocol
+from rooflane.eval.worker.workload import Given, workload_of
 from rooflane.shapes import Shape
 
 # A reference output is kept for the next question about the same input up to this size.
@@ -33,11 +33,9 @@ CACHE_BYTES = 64 << 20
 class Judge:
     """Compares outputs of one shape with the reference; a method a request."""
 
-    def __init__(
-        self, reference: BaselineTransformer, shape: Shape, device: torch.device, buffers: list[SharedBytes]
-    ) -> None:
+    def __init__(self, reference: nn.Module, shape: Shape, device: torch.device, buffers: list[SharedBytes]) -> None:
         self.reference = reference
-        self.shape = shape
+        self.workload = workload_of(shape, device)
         self.device = device
         self.buffers = buffers
         self._truth: Truth | None = None
@@ -60,28 +58,29 @@ class Judge:
 
     def list_stresses(self, request: protocol.ListStresses) -> protocol.Names:
         """Return the names of the stress inputs."""
-        return protocol.Names([stress.name for stress in STRESSES])
+        return protocol.Names([stress.name for stress in self.workload.stresses])
 
     def compare_stressed(self, request: protocol.CompareStressed) -> protocol.Stressed:
         """Judge an output on a stress input: it and eager are both compared with float64."""
         out, fault = self._read(request.output, request.buffer)
         if fault:
             return protocol.Stressed(None, fault.reason)
-        stress = next(one for one in STRESSES if one.name == request.case.name)
+        stress = next(one for one in self.workload.stresses if one.name == request.case.name)
         truth = self._need_truth()
-        x, mask = draw_case(request.case, self.shape, self.device)
+        inputs = self.workload.draw(request.case)
         with stressed(self.reference, stress), stressed(truth.model, stress), torch.inference_mode():
-            eager = self.reference(x, mask)[truth.rows]
-            true = truth(x, mask)
-        return protocol.Stressed(judge(stress.name, out[truth.rows], eager, true, STRESS_FACTOR, truth.label))
+            eager = self.workload.pack(self.reference(*inputs))[truth.rows]
+            true = truth(*inputs)
+        gate = self.workload.gate
+        return protocol.Stressed(judge(stress.name, out[truth.rows], eager, true, STRESS_FACTOR, truth.label, gate))
 
     def compare_marks(self, request: protocol.CompareMarks) -> protocol.MarksCompared:
         """Compare a timed call's fingerprint with that of the reference's answer; above 1 is a wrong answer."""
+        workload = self.workload
         with torch.inference_mode():
-            x, mask = draw_case(request.case, self.shape, self.device)
-            ref = self._answer(request.case, x, mask)
-            expected = fingerprint.of_output(ref, self.shape.tokens, request.mark_seed)
-            allowed = fingerprint.limits(ref, self.shape.tokens)
+            ref = self._answer(request.case, workload.draw(request.case))
+            expected = fingerprint.of_output(ref, workload.rows, request.mark_seed)
+            allowed = workload.mark_limits(ref)
         return protocol.MarksCompared(*fingerprint.worst_row(_decode(request.marks), expected, allowed))
 
     def compare_kept(self, request: protocol.CompareKept) -> protocol.Gated:
@@ -90,46 +89,45 @@ class Judge:
         if fault:
             return protocol.Gated(fault, same=False)
         gate = self._compare(out, request.case, flipped=False)
-        now = fingerprint.of_output(out, self.shape.tokens, request.mark_seed)
+        now = fingerprint.of_output(out, self.workload.rows, request.mark_seed)
         # Bit for bit on one device; sums of another thread count or layout may round differently.
         scale = out.float().abs().max().item() * math.sqrt(out.numel()) + 1e-30
         return protocol.Gated(gate, same=bool((now - _decode(request.marks)).abs().max() <= 1e-5 * scale))
 
     def _compare(self, out: Tensor, case: Case, flipped: bool) -> GateResult:
         with self._loaded(flipped), torch.inference_mode():
-            x, mask = draw_case(case, self.shape, self.device)
-            return self._gate(out, self._answer(case, x, mask, flipped), x, mask, flipped)
+            inputs = self.workload.draw(case)
+            return self._gate(out, self._answer(case, inputs, flipped), inputs, flipped)
 
     def _read(self, output: OutputFacts, buffer: int) -> tuple[Tensor | None, GateResult | None]:
-        """Return an output from its bytes; a failing result where it is not of the shape's kind."""
-        shape = (self.shape.batch_size, self.shape.seq_len, self.shape.d_model)
-        dtype = torch_dtype(self.shape.dtype)
+        """Return an output from its bytes; a failing result where it is not of the reference's kind."""
+        shape, dtype = tuple(self.workload.size), self.workload.dtype
+        name = str(dtype).removeprefix("torch.")
         found = output.shape, output.dtype, output.device, output.bytes
-        if found != (shape, self.shape.dtype, self.device.type, math.prod(shape) * dtype.itemsize):
+        if found != (shape, name, self.device.type, self.workload.output_bytes):
             empty = torch.zeros(0, dtype=dtype)
             gate = check_gate(empty, torch.zeros(1, dtype=dtype))
             reason = f"the output is of shape {output.shape}, {output.dtype}, on {output.device}"
             return None, gate.model_copy(update={"reason": reason})
         return self.buffers[buffer].read(shape, dtype, self.device), None
 
-    def _answer(self, case: Case, x: Tensor, mask: Tensor | None, flipped: bool = False) -> Tensor:
+    def _answer(self, case: Case, inputs: Given, flipped: bool = False) -> Tensor:
         """Return the reference's output, from the last question where it was the same."""
         key = (case, flipped)
         if self._cached and self._cached[0] == key:
             return self._cached[1]
         self._cached = None
-        ref = self.reference(x, mask)
+        ref = self.workload.pack(self.reference(*inputs))
         if ref.numel() * ref.element_size() <= CACHE_BYTES:
             self._cached = key, ref
         return ref
 
-    def _gate(self, out: Tensor, ref: Tensor, x: Tensor, mask: Tensor | None, flipped: bool) -> GateResult:
+    def _gate(self, out: Tensor, ref: Tensor, inputs: Given, flipped: bool) -> GateResult:
         """Gate an output; for half precision, where eager itself fails the gate, judge both sides against fp64."""
-        if self.shape.dtype == "float32":
-            return check_gate(out, ref)
+        if not self.workload.half:
+            return self.workload.gate(out, ref)
         truth = self._make_truth() if flipped else self._need_truth()
-        whole = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
-        check = judge("", out[truth.rows], ref[truth.rows], truth(x, whole), HALF_FACTOR, truth.label)
+        check = judge("", out[truth.rows], ref[truth.rows], truth(*inputs), HALF_FACTOR, truth.label)
         finite = bool(torch.isfinite(out).all())
         # Stated in the units of the limit that holds here, so that above 1 fails for every dtype.
         use = min(check.gate.use, check.gate.max_abs / (HALF_FACTOR * check.eager_max_abs or 1e-300))
@@ -146,7 +144,7 @@ class Judge:
     def _make_truth(self) -> Truth:
         # Not in inference mode: a stress changes the float64 weights in place.
         with torch.inference_mode(False):
-            return Truth(self.reference, self.shape, self.device)
+            return self.workload.truth(self.reference)
 
     @contextmanager
     def _loaded(self, flipped: bool) -> Iterator[None]:

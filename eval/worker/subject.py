@@ -11,11 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.profiler import profile
 
-from rooflane.baseline import BaselineTransformer, torch_dtype
-from rooflane.eval.check.cases import Called, Case, draw_case
-from rooflane.eval.check.fingerprint import Fingerprinter
-from rooflane.eval.check.outputs import SharedBytes, describe_output, output_fault, poison
-from rooflane.eval.check.promises import Inputs, OutputChanged, other_weights, run_trial
+from rooflane.eval.check.cases import Called, Case
+from rooflane.eval.check.outputs import SharedBytes, describe_output
+from rooflane.eval.check.promises import OutputChanged, other_weights
 from rooflane.eval.check.running import RunningState
 from rooflane.eval.check.tamper import GivenWeights, ProcessState, digest, digests
 from rooflane.eval.check.truth import PLAIN, STRESSES, stressed
@@ -23,13 +21,14 @@ from rooflane.eval.record.records import ArmId
 from rooflane.eval.worker import protocol
 from rooflane.eval.worker.arms import Arm, build_arm
 from rooflane.eval.worker.candidates import describe_error, is_oom
+from rooflane.eval.worker.workload import workload_of
 from rooflane.shapes import Shape
 
 if TYPE_CHECKING:
     from rooflane.dispatch import Profile
     from rooflane.eval.check.stresses import Stress
 
-    Forward = Callable[[Tensor, Tensor | None], Tensor]
+    Forward = Callable[..., Any]
 
 # Enough for torch to hand the work to its pool.
 POOL_ELEMENTS = 1 << 20
@@ -37,8 +36,6 @@ POOL_ELEMENTS = 1 << 20
 REPEATS = 3
 # The seed of the input an arm is first called on.
 FIRST_INPUT = 0
-# Bound here, before any candidate is imported. What it returns has none of the attributes put on an output.
-_detach = torch.Tensor.detach
 
 
 class WrongKind(Exception):
@@ -54,12 +51,13 @@ class Subject:
         device: torch.device,
         profile: Profile,
         rules: Any,
-        template: BaselineTransformer,
+        template: nn.Module,
         buffer: SharedBytes,
         state: ProcessState | None = None,
     ) -> None:
         self.shape = shape
         self.device = device
+        self.workload = workload_of(shape, device)
         self.profile = profile
         self.rules = rules
         # The shape's model and weights; every arm is built on a copy of it.
@@ -109,20 +107,21 @@ class Subject:
             if problem:
                 return Called(None, problem)
             out = self._promised(held, case, request.promise) if request.promise else self._plain(held, case)
-        self.buffer.write(out)
-        return Called(describe_output(out))
+        packed = self.workload.pack(out)
+        self.buffer.write(packed)
+        return Called(describe_output(packed))
 
     def repeat(self, request: protocol.Repeat) -> protocol.Compared:
         """Call an arm several times on one input; return whether the outputs have the same bytes."""
-        x, mask = draw_case(request.case, self.shape, self.device)
+        inputs, pack = self.workload.draw(request.case), self.workload.pack
         with torch.inference_mode():
-            found = {digest(self.arms[request.arm].forward(x, mask)) for _ in range(REPEATS)}
+            found = {digest(pack(self.arms[request.arm].forward(*inputs))) for _ in range(REPEATS)}
         return protocol.Compared(len(found) == 1)
 
     def compare_operations(self, request: protocol.CompareOperations) -> protocol.Compared:
         """Return whether an arm runs the operations of the baseline and no others."""
-        x, mask = draw_case(request.case, self.shape, self.device)
-        return protocol.Compared(is_baseline(self.arms[request.arm].forward, self.template, x, mask))
+        inputs = self.workload.draw(request.case)
+        return protocol.Compared(is_baseline(self.arms[request.arm].forward, self.template, *inputs))
 
     def digest_weights(self, request: protocol.DigestWeights) -> protocol.Digests:
         """Return numbers that depend on every bit of an arm's weights."""
@@ -138,8 +137,7 @@ class Subject:
     def settle(self, request: protocol.Settle) -> protocol.Done:
         """Note which threads and processes run now, and the candidate's weights, before anything is timed."""
         # What the harness itself starts later is started now: the fingerprint's compiler, then torch's thread pool.
-        tokens, width = self.shape.tokens, self.shape.d_model
-        Fingerprinter(tokens * width, tokens, torch_dtype(self.shape.dtype), self.device, 0, 1)
+        self.workload.fingerprinter(seed=0, slots=1)
         candidates = [arm for arm in self.arms.values() if arm.id.kind == "candidate" and arm.weights is not None]
         self._weights = {arm.id: GivenWeights(arm.weights) for arm in candidates}
         torch.ones(POOL_ELEMENTS).mul_(2)
@@ -182,32 +180,31 @@ class Subject:
                     if not problem:
                         raise
 
-    def _plain(self, arm: Arm, case: Case) -> Tensor:
+    def _plain(self, arm: Arm, case: Case) -> Any:
         """Call on poisoned memory and check what came back besides the values."""
-        x, mask = draw_case(case, self.shape, self.device)
-        kept = digest(x), None if mask is None else digest(mask)
+        inputs = self.workload.draw(case)
+        kept = _digests(inputs)
         with torch.inference_mode():
-            poison(x)  # last, or the work above would take the poisoned blocks
-            out = arm.forward(x, mask)
-        if fault := output_fault(out, x, mask):
+            self.workload.poison(inputs)  # last, or the work above would take the poisoned blocks
+            out = arm.forward(*inputs)
+        if fault := self.workload.fault(out, inputs):
             raise WrongKind(fault)
-        if kept != (digest(x), None if mask is None else digest(mask)):
-            raise WrongKind("the call changed its input x or its mask")
-        return _detach(out)
+        if kept != _digests(inputs):
+            raise WrongKind(f"the call changed {self.workload.input_names}")
+        return out
 
-    def _promised(self, arm: Arm, case: Case, promise: str) -> Tensor:
+    def _promised(self, arm: Arm, case: Case, promise: str) -> Any:
         def second() -> Arm:
             return self._second_of(arm)
 
-        inputs = Inputs(self.shape, self.device, case.seed, case.padding, self.template, second)
         with torch.inference_mode():
             try:
-                out, x, mask = run_trial(promise, arm, inputs)
+                out, inputs = self.workload.trial(promise, arm, case, self.template, second)
             except OutputChanged as error:
                 raise WrongKind(str(error)) from None
-            if fault := output_fault(out, x, mask):
+            if fault := self.workload.fault(out, inputs):
                 raise WrongKind(fault)
-            return _detach(out)
+            return out
 
     def _second_of(self, arm: Arm) -> Arm:
         """Return a second model of the shape, built once as the arm was, with other weights; both stay alive."""
@@ -230,7 +227,7 @@ def answer_to(handler: protocol.Handler, request: protocol.Request) -> protocol.
         return protocol.Failed("oom" if is_oom(error) else "error", describe_error(error))
 
 
-def operation_signature(forward: Forward, x: Tensor, mask: Tensor | None) -> tuple[tuple[str, str], ...]:
+def operation_signature(forward: Forward, *inputs: Any) -> tuple[tuple[str, str], ...]:
     """Return the name and input shapes of every torch operation of one call, in order.
 
     A kernel launched without torch's dispatcher leaves nothing here, so a signature describes a forward only
@@ -238,14 +235,18 @@ def operation_signature(forward: Forward, x: Tensor, mask: Tensor | None) -> tup
     """
     # Without kineto, whose start takes seconds; the names of host operations need none of it.
     with torch.inference_mode(), profile(use_kineto=False, record_shapes=True) as profiled:
-        forward(x, mask)
+        forward(*inputs)
     events = sorted(profiled.function_events, key=lambda event: event.time_range.start)
     return tuple((event.name, str(event.input_shapes)) for event in events if event.name.startswith("aten::"))
 
 
-def is_baseline(forward: Forward, baseline: Forward, x: Tensor, mask: Tensor | None) -> bool:
+def is_baseline(forward: Forward, baseline: Forward, *inputs: Any) -> bool:
     """Return whether a forward runs the baseline's operations and no others, in the baseline's order.
 
     Such a candidate cannot be faster than what it is compared with; the report names it as what it is.
     """
-    return operation_signature(forward, x, mask) == operation_signature(baseline, x, mask)
+    return operation_signature(forward, *inputs) == operation_signature(baseline, *inputs)
+
+
+def _digests(inputs: tuple[Any, ...]) -> list[int]:
+    return [digest(part) for part in inputs if isinstance(part, Tensor)]

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rooflane.eval.check.cases import Case, OutputFacts, draw_case
+from rooflane.eval.check.cases import OutputFacts
 from rooflane.eval.check.fingerprint import ALIGNMENT, Fingerprinter
 from rooflane.eval.check.held_stream import call_held
 from rooflane.eval.check.leftovers import dispatch_modes, function_modes, get_profile, get_trace
-from rooflane.eval.check.outputs import describe_output, output_fault, poison
+from rooflane.eval.check.outputs import describe_output
 from rooflane.eval.check.running import LateWork
 from rooflane.eval.check.tamper import GivenInputs
 from rooflane.eval.record.environment import available_memory_bytes
@@ -48,7 +48,6 @@ MARK_BYTES_PER_NS = 2500
 _type = type
 _now = time.perf_counter_ns
 _data_ptr = torch.Tensor.data_ptr
-_detach = torch.Tensor.detach
 _is_contiguous = torch.Tensor.is_contiguous
 
 
@@ -64,8 +63,8 @@ class _Window:
     mark_seed: int
     given: GivenInputs | None
     late: LateWork | None = None
-    outputs: dict[int, Tensor] = field(default_factory=dict)
-    pointers: list[int] = field(default_factory=list)
+    outputs: dict[int, Any] = field(default_factory=dict)
+    places: list[Any] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     read: Any = None
     loop_ns: int = 0
@@ -84,10 +83,10 @@ class Windows:
 
     def capacity(self) -> int:
         """Return how many inputs may be alive at once."""
-        shape, device = self.subject.shape, self.subject.device
+        device = self.subject.device
         free = torch.cuda.mem_get_info()[0] if device.type == "cuda" else available_memory_bytes()
         budget = min(POOL_BYTES[device.type], free // POOL_FREE_SHARE)
-        return max(1, budget // (shape.tokens * shape.d_model * self._item()))
+        return max(1, budget // self.subject.workload.input_bytes)
 
     def handlers(self) -> protocol.Handlers:
         """Return what this answers, by request."""
@@ -117,7 +116,7 @@ class Windows:
 
     def prepare(self, request: protocol.Prepare) -> protocol.Done:
         """Draw the inputs of a window, choose the outputs to keep, and poison the memory they may land in."""
-        shape, seed, calls, lead = self.subject.shape, request.seed, request.calls, request.lead
+        workload, seed, calls, lead = self.subject.workload, request.seed, request.calls, request.lead
         self._now = None
         if request.fixed:
             self._fixed = self._fixed or self.draw(seed)
@@ -126,15 +125,13 @@ class Windows:
             # Leading calls have numbers of their own: no content is met twice.
             seeds = [seed + number for number in [*range(calls, calls + lead), *range(calls)]]
             cases = [self.draw(one) for one in seeds]
-        x = cases[0][0]
-        size = x.numel() * x.element_size()
-        keep = max(1, KEEP_BYTES[self.subject.device.type] // size)
+        keep = max(1, KEEP_BYTES[self.subject.device.type] // workload.output_bytes)
         mark_seed = request.mark_seed
         kept = range(calls) if keep >= calls else random.Random(mark_seed).sample(range(calls), keep)
-        taker = Fingerprinter(x.numel(), shape.tokens, x.dtype, x.device, mark_seed, calls)
+        taker = workload.fingerprinter(mark_seed, calls)
         given = GivenInputs(cases, seeds) if request.watch else None
         self._now = _Window(request.arm, cases, lead, frozenset(kept) | {calls - 1}, taker, mark_seed, given)
-        poison(x, blocks=len(self._now.keep))
+        workload.poison(cases[0], blocks=len(self._now.keep))
         self.clock.synchronize()
         if request.watch:
             self._now.late = LateWork()
@@ -144,20 +141,20 @@ class Windows:
 
     def go(self, request: protocol.Go) -> protocol.Done:
         """Run the window's calls; its times are read by `finish`."""
-        window = self._now
+        window, workload = self._now, self.subject.workload
         forward = self.subject.arms[window.arm].forward
-        x = window.cases[0][0]
-        size, dtype, device, kind = x.shape, x.dtype, x.device, torch.Tensor
+        size, dtype, device, kind = workload.size, workload.dtype, workload.place, torch.Tensor
+        pack = workload.pack if workload.packed else None
         take, launch = window.taker.take, window.taker.launcher()
-        keep, outputs, pointers = window.keep, window.outputs, window.pointers
+        keep, outputs, places = window.keep, window.outputs, window.places
         # The empty call stays without a pause: behind one it took 1.3 us or 12 (H200) as the device was ahead of the
         # host or not, and the contamination rule reads it.
-        pause, ticks = self.clock.pause, 0 if window.arm.kind == "noop" else self._ticks(x)
+        pause, ticks = self.clock.pause, 0 if window.arm.kind == "noop" else self._ticks(workload.output_bytes)
         looks = []
         left, depth = self.subject.state.leftovers, (function_modes(), dispatch_modes())
         profile, trace = left.profile, left.trace
 
-        def after(number: int, out: Tensor) -> None:
+        def after(number: int, given: Any) -> None:
             start = _now()
             # First of all: a mode or a hook would run its code in what follows.
             if (
@@ -166,11 +163,12 @@ class Windows:
                 or get_trace() is not trace
             ) and (lines := left.take_away()):
                 window.wrong.append(lines[0])
-                pointers.append(0)
+                places.append(0)
                 return
+            out = given if pack is None else pack(given)
             if _type(out) is not kind or out.shape != size or out.dtype != dtype or out.device != device:
-                window.wrong.append(output_fault(out, x) or "the output is not what it was")
-                pointers.append(0)
+                window.wrong.append(workload.fault(given) or "the output is not what it was")
+                places.append(0)
                 return
             pointer = _data_ptr(out)
             if launch and pointer % ALIGNMENT == 0 and _is_contiguous(out):
@@ -179,9 +177,9 @@ class Windows:
                 take(out, number)
             if ticks:
                 pause(ticks)
-            pointers.append(pointer)
+            places.append(pointer if pack is None else workload.place_of(given))
             if number in keep:
-                outputs[number] = out
+                outputs[number] = given
             looks.append(_now() - start)
 
         try:
@@ -197,14 +195,14 @@ class Windows:
             raise
         return protocol.Done()
 
-    def _ticks(self, x: Tensor) -> int:
+    def _ticks(self, output_bytes: int) -> int:
         """Return the ticks the device pauses behind each call, 0 for none.
 
         Looking at an output costs the host more time than the device. Without the pause the host would fall behind
         on short calls, and the events would show launch gaps that the organiser's loop does not have; with it, both
         sides are lengthened alike.
         """
-        device_ns = MARK_NS + x.numel() * x.element_size() / MARK_BYTES_PER_NS
+        device_ns = MARK_NS + output_bytes / MARK_BYTES_PER_NS
         return round(max(0.0, self._look_ns - device_ns) * self.clock.ticks_per_ns())
 
     def finish(self, request: protocol.Finish) -> protocol.Window:
@@ -215,13 +213,11 @@ class Windows:
         marks = window.taker.read()
         if window.late:
             window.late.wait()
-        last = {pointer: number for number, pointer in enumerate(window.pointers)}
-        whole = [number for number in sorted(window.outputs) if last[window.pointers[number]] == number]
+        last = {place: number for number, place in enumerate(window.places)}
+        whole = [number for number in sorted(window.outputs) if last[window.places[number]] == number]
         overwritten = len(whole) < len(window.outputs)
         window.outputs = {number: window.outputs[number] for number in whole}
         fault = self._fault(window)
-        # From here on without what a candidate may have put on them as attributes.
-        window.outputs = {number: _detach(out) for number, out in window.outputs.items()}
         again = self._marks_again(window, whole)
         return protocol.Window(
             event_ns=event_ns,
@@ -230,7 +226,7 @@ class Windows:
             marks=base64.b64encode(marks.numpy().tobytes()).decode(),
             kept=whole,
             overwritten=overwritten,
-            tokens=float(self._tokens(window)),
+            tokens=float(self.subject.workload.tokens(window.cases[window.lead :])),
             deferred=[number for number in whole if not torch.equal(again[number], marks[number])],
             fault=fault,
             changed=window.given.change(self.draw, window.mark_seed) if window.given else "",
@@ -238,21 +234,21 @@ class Windows:
 
     def hold(self, request: protocol.Hold) -> protocol.StreamHeld:
         """Call the window's arm on a held stream and compare its fingerprint behind the call with a later one."""
-        window = self._now
+        window, workload = self._now, self.subject.workload
         forward = self.subject.arms[window.arm].forward
         taker = window.taker.like(2)
         faults: list[str] = []
 
-        def read(out: Tensor) -> None:
-            fault = output_fault(out, window.cases[0][0])
+        def read(out: Any) -> None:
+            fault = workload.fault(out)
             faults[:] = [fault] if fault else []
             if not fault:
-                taker.take(out, 0)
+                taker.take(workload.pack(out), 0)
 
         with torch.inference_mode():
             number, out = call_held(forward, lambda number: self.draw(request.seed + number), read)
             if not faults:
-                taker.take(out, 1)
+                taker.take(workload.pack(out), 1)
         first, second = taker.read()
         return protocol.StreamHeld(
             number=number,
@@ -263,7 +259,7 @@ class Windows:
 
     def ship(self, request: protocol.Ship) -> OutputFacts:
         """Write a kept output's bytes for the judge."""
-        out = self._now.outputs[request.number]
+        out = self.subject.workload.pack(self._now.outputs[request.number])
         self.subject.buffer.write(out)
         return describe_output(out)
 
@@ -277,15 +273,9 @@ class Windows:
         taker = window.taker
         again = taker.like(len(numbers))
         for slot, number in enumerate(numbers):
-            again.take(window.outputs[number], slot)
+            again.take(self.subject.workload.pack(window.outputs[number]), slot)
         marks = again.read()
         return {number: marks[slot] for slot, number in enumerate(numbers)}
-
-    def _tokens(self, window: _Window) -> float:
-        """Return the mean number of valid tokens of the window's calls."""
-        if not self.subject.shape.padding_ratio:
-            return self.subject.shape.tokens
-        return float(torch.stack([mask for _, mask in window.cases[window.lead :]]).sum()) / len(window.pointers)
 
     def _fault(self, window: _Window) -> str:
         """Return why an output of the window is no output of its own, "" when all are."""
@@ -293,20 +283,13 @@ class Windows:
             return window.wrong[0]
         cases = window.cases[window.lead :]
         for number, out in window.outputs.items():
-            if fault := output_fault(out, *cases[number]):
+            if fault := self.subject.workload.fault(out, cases[number]):
                 return fault
-        size = cases[0][0].numel() * cases[0][0].element_size()
-        for pointer, (x, _) in zip(window.pointers, cases, strict=True):
-            if abs(pointer - x.data_ptr()) < size:
-                return "the output lies in the memory of the input x"
-        return ""
+        return self.subject.workload.aliased(window.places, cases)
 
     def draw(self, seed: int) -> tuple:
-        """Return the input and mask of a seed."""
-        return draw_case(Case(seed, self.subject.shape.padding_ratio), self.subject.shape, self.subject.device)
-
-    def _item(self) -> int:
-        return 4 if self.subject.shape.dtype == "float32" else 2
+        """Return the inputs of a seed."""
+        return self.subject.workload.draw(self.subject.workload.timed_case(seed))
 
 
 # Inputs that are used in turn must overflow the cache this many times before none is found in it.
@@ -343,11 +326,10 @@ class CacheStates:
         device = self._windows.subject.device
         if device.type != "cuda":
             return []
-        size = cases[0][0].numel() * cases[0][0].element_size()
+        size = self._windows.subject.workload.input_bytes
         wanted = -(-ROTATION * cache_bytes(device) // size)
         if wanted > min(ROTATION_CASES_MAX, self._windows.capacity()):
             return []
-        x, mask = cases[0]
-        ring = [(x.clone(), mask) for _ in range(max(2, wanted))]
+        ring = [self._windows.subject.workload.clone(cases[0]) for _ in range(max(2, wanted))]
         self._windows.clock.window(forward, ring)
         return self._windows.clock.window(forward, (ring * (-(-calls // len(ring))))[:calls])()[0]

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 import torch
 
-from rooflane.baseline import build_baseline, reference_numerics
+from rooflane.baseline import reference_numerics
 from rooflane.dispatch import Profile, parse_rules
 from rooflane.eval.check.cases import Called
 from rooflane.eval.check.outputs import SharedBytes
@@ -31,6 +31,7 @@ from rooflane.eval.worker.judge import Judge
 from rooflane.eval.worker.process import Channel, add_working_folder, end_with_parent
 from rooflane.eval.worker.subject import FIRST_INPUT, Subject, answer_to
 from rooflane.eval.worker.windows import CacheStates, Windows
+from rooflane.eval.worker.workload import workload_of
 
 RUN_RULES = "the rules of the run"
 
@@ -81,7 +82,7 @@ class Worker:
         oversize.cap_memory(self.device, request.memory_cap_bytes)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        template = build_baseline(request.shape, self.device, request.seed)
+        template = workload_of(request.shape, self.device).model(request.seed)
         self.subject = Subject(
             request.shape, self.device, self.profile, self.rules, template, self.buffers[0], self.state
         )
@@ -103,7 +104,7 @@ class Worker:
         self._handlers |= Judge(model, subject.shape, self.device, self.buffers).handlers()
         self._handlers[protocol.CompareElement] = big.compare_element
         subject.adopt(Arm(EAGER_ARM, forward=model, weights=model))
-        return protocol.Held(first_call(model, subject.shape, self.device, FIRST_INPUT) if request.call else None)
+        return protocol.Held(first_call(model, subject.workload, FIRST_INPUT) if request.call else None)
 
     def end_shape(self, request: protocol.EndShape) -> protocol.Done:
         """Release everything that belongs to a shape."""

@@ -12,7 +12,11 @@ from rooflane.eval.record.records import EAGER_ARM, ArmId
 from rooflane.eval.worker.clock import CpuClock
 from rooflane.eval.worker.protocol import Finish, Go, Prepare
 from rooflane.eval.worker.windows import Windows
+from rooflane.eval.worker.workload import workload_of
 from rooflane.shapes import Shape
+
+CPU = torch.device("cpu")
+WORKLOAD = workload_of(Shape("a", 2, 4, 16, 2, 16, 1), CPU)
 
 NOOP_ARM = ArmId("noop", "noop")
 
@@ -34,7 +38,7 @@ class PausingClock(CpuClock):
 def test_every_call_but_the_empty_one_is_followed_by_a_pause(arm, pauses):
     """The pause hides from short calls what a look costs the host; the empty call measures the host."""
     subject = SimpleNamespace(
-        shape=Shape("a", 2, 4, 16, 2, 16, 1), device=torch.device("cpu"), state=ProcessState(),
+        workload=WORKLOAD, device=CPU, state=ProcessState(),
         arms={arm: SimpleNamespace(forward=lambda x, mask: x.clone())},
     )  # fmt: skip
     clock = PausingClock()
@@ -50,7 +54,7 @@ def test_the_hosts_loop_stands_outside_what_the_parent_times():
     """The parent's wall clock stands round `go`: a loop in there would look like time that the events leave out."""
     loops = []
     subject = SimpleNamespace(
-        shape=Shape("a", 2, 4, 16, 2, 16, 1), device=torch.device("cpu"), state=ProcessState(),
+        workload=WORKLOAD, device=CPU, state=ProcessState(),
         arms={EAGER_ARM: SimpleNamespace(forward=lambda x, mask: x.clone())},
     )  # fmt: skip
     windows = Windows(subject, PausingClock(), pace_ns=lambda: loops.append(1) or 777)
@@ -63,7 +67,7 @@ def test_the_hosts_loop_stands_outside_what_the_parent_times():
 def test_the_empty_call_leaves_the_other_arms_pause_alone():
     """A look without a pause behind it takes less: taken for one with, it would shorten the next window's pause."""
     subject = SimpleNamespace(
-        shape=Shape("a", 2, 4, 16, 2, 16, 1), device=torch.device("cpu"), state=ProcessState(),
+        workload=WORKLOAD, device=CPU, state=ProcessState(),
         arms={name: SimpleNamespace(forward=lambda x, mask: x.clone()) for name in (EAGER_ARM, NOOP_ARM)},
     )  # fmt: skip
     windows = Windows(subject, PausingClock())
