@@ -20,7 +20,7 @@ from heapq import nlargest
 from itertools import islice
 from pathlib import Path
 
-from rooflane.dispatch.device import state_dir
+from rooflane.dispatch.device import profiles_dir, state_dir
 from rooflane.eval.campaign.forkserver import ForkServerError, fork_server
 from rooflane.eval.worker.candidates import parse_candidate
 from rooflane.eval.worker.sandbox import CACHE_VARIABLES, Confinement
@@ -69,7 +69,9 @@ class Sandboxes:
         if not caches.exists():
             caches.mkdir()
             seed_caches(caches)
-        return Confinement(str(temporary), str(caches), self._hidden, (str(self._files[name]),))
+        # `optimize` reads the profile of the device; of the state folder that is no secret.
+        readable = (str(self._files[name]), os.path.realpath(profiles_dir()))
+        return Confinement(str(temporary), str(caches), self._hidden, readable)
 
 
 @contextmanager

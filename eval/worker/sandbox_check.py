@@ -164,6 +164,7 @@ FORBIDDEN: dict[str, Callable[[Place], object]] = {
 NEEDED: dict[str, Callable[[Place], object]] = {
     "write a temporary file": lambda place: tempfile.TemporaryFile().close(),
     "move a file between folders": _move,
+    "read a file that is shown": lambda place: (place.hidden / "spare").read_text(),
     "read the package": lambda place: Path(__file__).read_bytes(),
     "list a folder": lambda place: os.listdir("/"),
     "write to /dev/null": lambda place: Path("/dev/null").write_text("nothing"),
@@ -237,7 +238,8 @@ def _attempt_all(place: Place, means: Means | None) -> dict[str, str]:
     actions = FORBIDDEN | NEEDED
     if means is not None:
         try:
-            confine(Confinement(str(place.temporary), str(place.caches), (str(place.hidden),), ()), means)
+            shown = str(place.hidden / "spare")
+            confine(Confinement(str(place.temporary), str(place.caches), (str(place.hidden),), (shown,)), means)
         except OSError as error:
             return dict.fromkeys(actions, f"not confined: {error}")
     return {name: _attempt(action, place) for name, action in actions.items()}

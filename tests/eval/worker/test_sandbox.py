@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from rooflane.dispatch.device import profiles_dir
 from rooflane.eval.campaign import confinement
 from rooflane.eval.campaign.confinement import Sandboxes, scratch_folder, seed_caches
 from rooflane.eval.worker import landlock, sandbox, sandbox_check, seccomp
@@ -301,7 +302,7 @@ def test_files_are_confined_and_families_are_not(make_sandboxes, tmp_path):
     assert sandboxes.confine("dispatched") is sandboxes.confine("gemm_fp16") is None
     first, second = sandboxes.confine("a.py"), sandboxes.confine("b.py:make")
     assert {first.temporary, first.caches}.isdisjoint({second.temporary, second.caches})
-    assert first.readable == (str(tmp_path / "a.py"),)
+    assert first.readable == (str(tmp_path / "a.py"), os.path.realpath(profiles_dir()))
     assert {
         str(tmp_path / "runs"),
         str(tmp_path / "scratch"),
