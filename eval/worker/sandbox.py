@@ -15,7 +15,6 @@ import struct
 import sys
 import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
 from rooflane.eval.worker import landlock, seccomp
 
@@ -78,8 +77,7 @@ def find_means() -> Means:
     if sys.platform != "linux":
         return Means(0, False)
     version = landlock.version()
-    has_seccomp = seccomp.supported_machine() and Path("/proc/sys/kernel/seccomp/actions_avail").exists()
-    return Means(version if version >= landlock.LEAST_VERSION else 0, has_seccomp)
+    return Means(version if version >= landlock.LEAST_VERSION else 0, seccomp.is_there())
 
 
 def confine(wanted: Confinement, means: Means) -> None:

@@ -25,10 +25,11 @@ from pathlib import Path
 from rooflane.eval.worker.sandbox import Confinement, Means, confine, find_means
 from rooflane.eval.worker.seccomp import MACHINES, NUMBERS
 
-REFUSED, WORKS = "refused", "works"
+REFUSED, WORKS, FAILED = "refused", "works", "failed"
 # What a refusal looks like; EXDEV is Landlock's for a move between folders.
 REFUSALS = (errno.EPERM, errno.EACCES, errno.EXDEV)
 PTRACE_ATTACH = 16
+PR_SET_PDEATHSIG = 1
 CLONE_FS = 0x200
 HEADER = ("action", "wanted", "without", "in the sandbox")
 
@@ -205,6 +206,8 @@ def _start_victim() -> int:
     kept = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     victim = os.fork()
     if victim == 0:
+        # Nothing else would end it were this process killed in the middle of a trial.
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         while True:
             signal.pause()
     signal.signal(signal.SIGTERM, kept)
@@ -231,7 +234,10 @@ def _outcomes(place: Place, means: Means | None) -> dict[str, str]:
     os.waitpid(child, 0)
     if not said:
         raise OSError("the trial's process ended before it had tried everything")
-    return json.loads(said)
+    found = json.loads(said)
+    if FAILED in found:
+        raise OSError(found[FAILED])
+    return found
 
 
 def _attempt_all(place: Place, means: Means | None) -> dict[str, str]:
@@ -241,7 +247,7 @@ def _attempt_all(place: Place, means: Means | None) -> dict[str, str]:
             shown = str(place.hidden / "spare")
             confine(Confinement(str(place.temporary), str(place.caches), (str(place.hidden),), (shown,)), means)
         except OSError as error:
-            return dict.fromkeys(actions, f"not confined: {error}")
+            return {FAILED: str(error)}
     return {name: _attempt(action, place) for name, action in actions.items()}
 
 

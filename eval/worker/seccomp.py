@@ -18,6 +18,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+PR_GET_SECCOMP = 21
 SECCOMP_SET_MODE_FILTER = 1
 TSYNC = 1  # every thread of the process, not the calling one alone
 # Without it kernels before 5.16 switch off speculative loads in a filtered process, which slows the candidate alone.
@@ -132,9 +133,10 @@ class Rule:
     never: tuple[int, int] | None = None
 
 
-def supported_machine() -> bool:
-    """Return whether the calls of this processor have numbers here."""
-    return platform.machine() in MACHINES and struct.calcsize("P") == 8
+def is_there() -> bool:
+    """Return whether the kernel has seccomp and the calls of this processor have numbers here."""
+    known = platform.machine() in MACHINES and struct.calcsize("P") == 8
+    return known and ctypes.CDLL(None).prctl(PR_GET_SECCOMP, 0, 0, 0, 0) >= 0
 
 
 def pinning_is_free(environment: Mapping[str, str]) -> bool:
@@ -206,6 +208,11 @@ def install(program: bytes) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     filter_program = Program(len(program) // 8, program)
     number = SECCOMP[MACHINES[platform.machine()][1]]
-    if libc.syscall(number, SECCOMP_SET_MODE_FILTER, TSYNC | SPEC_ALLOW, ctypes.byref(filter_program)):
+    # An older kernel may not know a flag. A worker has one thread here, so it can do without each of them.
+    for flags in (TSYNC | SPEC_ALLOW, TSYNC, 0):
+        if not libc.syscall(number, SECCOMP_SET_MODE_FILTER, flags, ctypes.byref(filter_program)):
+            return
         code = ctypes.get_errno()
-        raise OSError(code, f"seccomp: {os.strerror(code)}")
+        if code != errno.EINVAL:
+            break
+    raise OSError(code, f"seccomp: {os.strerror(code)}")

@@ -254,6 +254,13 @@ def test_the_line_says_what_the_trials_found(outcomes, line):
     assert summarise(Means(7, True), found) == line
 
 
+def test_a_sandbox_that_cannot_be_put_on_is_off_for_a_reason(monkeypatch):
+    """A filter that the kernel refuses must not look like a sandbox that refuses everything."""
+    monkeypatch.setattr(sandbox_check, "find_means", lambda: Means(0, True))
+    monkeypatch.setattr(sandbox_check, "confine", lambda wanted, means: seccomp.install(b""))
+    assert sandbox_check.check_sandbox() == ("off: its trial failed ([Errno 22] seccomp: Invalid argument)", [])
+
+
 def test_a_system_without_the_means_says_so(monkeypatch, capsys):
     monkeypatch.setattr(sandbox_check, "find_means", lambda: Means(0, False))
     assert sandbox_check.main([]) == 1
