@@ -27,6 +27,11 @@ def state_dir() -> Path:
     return (Path(base) if base else Path.home() / ".local" / "state") / "rooflane"
 
 
+def profiles_dir() -> Path:
+    """Return the folder of the profiles that are kept."""
+    return state_dir() / "profiles"
+
+
 def load_profile(name_or_path: str | Path = AUTO, kind: str | None = None) -> Profile:
     """Return a shipped profile by name in any case, a profile file by path, or for "auto" that of the device at hand.
 
@@ -93,7 +98,7 @@ def host_profile() -> Profile:
 def kept_path(gpu: str | None = None) -> Path:
     """Return where a device's measured profile is kept: one file a GPU model, or a CPU model and number of cores."""
     name = host_name() if gpu is None else _bare(gpu)
-    return state_dir() / "profiles" / f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.toml"
+    return profiles_dir() / f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.toml"
 
 
 def keep_profile(profile: Profile, gpu: str | None = None) -> Path:

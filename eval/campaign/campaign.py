@@ -24,7 +24,8 @@ from statistics import median
 from time import monotonic
 
 from rooflane.dispatch import Profile, RuleError
-from rooflane.eval.campaign.device import Telemetry, campaign_lock, device_key
+from rooflane.eval.campaign.confinement import Sandboxes, scratch_folder
+from rooflane.eval.campaign.device import Telemetry, campaign_lock, device_key, lock_path
 from rooflane.eval.campaign.forkserver import fork_server
 from rooflane.eval.campaign.planning import Pending, compiles, predict, profile_for, skip_reasons
 from rooflane.eval.campaign.session import ProcessContext
@@ -169,8 +170,10 @@ class Campaign:
             self._tell("run", text=f"run {self.run.folder}")
             if self.meta.seed is None and self.meta.spent_s:
                 self.run.update(spent_s={})  # it would be taken for the whole were this part killed
-            for process in range(self.settings.processes):
-                self._run_process(process)
+            with scratch_folder() as scratch:
+                self._sandbox(scratch)
+                for process in range(self.settings.processes):
+                    self._run_process(process)
             self.written.check()
             if self.meta.seed is None and self.pending.done == len(self.pending.planned):
                 account = self.spent.account() if self.spent else {}
@@ -183,6 +186,16 @@ class Campaign:
         if not self.run.interrupted and (said := self.run.finish()):
             self._tell("note", text=said)
         return self.run
+
+    def _sandbox(self, scratch: Path) -> None:
+        """Prepare the candidates' sandboxes; tell at once where there is none or it holds less than it should."""
+        hidden = (self.run.folder, lock_path(device_key(self.meta.device)))
+        self.sandboxes = Sandboxes(self.meta.candidates, scratch, hidden, wanted=self.settings.sandbox)
+        line = self.sandboxes.line
+        if line != self.run.meta.sandbox:
+            self.run.update(sandbox=line)
+        if line and not line.startswith("on:"):
+            self._tell("note", text=f"sandbox {line}")
 
     def _run_process(self, process: int) -> None:
         """Bring one process's rows to completion, with as many teams of workers as it takes."""
@@ -224,6 +237,7 @@ class Campaign:
             self.settings.arm_timeout_s,
             self.spent,
             lambda text: self._tell("note", process, self.at, text=text),
+            self.sandboxes.confine,
         )
         try:
             with team.spending("start-up"):

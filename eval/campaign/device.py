@@ -33,7 +33,7 @@ def campaign_lock(device_key: str, run: str) -> Iterator[Path]:
     when another campaign holds the device. The kernel drops the lock with its holder, so a killed campaign leaves
     nothing to clean up.
     """
-    path = _lock_path(device_key)
+    path = lock_path(device_key)
     file = _open(path)
     with file:
         try:
@@ -47,7 +47,7 @@ def campaign_lock(device_key: str, run: str) -> Iterator[Path]:
             _write(file, "")
 
 
-def _lock_path(device_key: str) -> Path:
+def lock_path(device_key: str) -> Path:
     """Return the lock file of a device: in the temporary folder, which all users of a machine share."""
     folder = state_dir() if os.environ.get(STATE_VARIABLE) else Path(tempfile.gettempdir())
     return folder / f"rooflane-{re.sub(r'[^A-Za-z0-9.-]+', '_', device_key)}.lock"

@@ -28,9 +28,12 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from importlib import import_module
 
 from rooflane.eval.worker.process import add_working_folder, module_command
+from rooflane.eval.worker.sandbox import Confinement, confine, find_means
+from rooflane.eval.worker.sandbox_check import check_sandbox
 
 # Read by pytest's own children alone; it changes with every test and would cost a server each.
 IGNORED_VARIABLES = ("PYTEST_CURRENT_TEST",)
@@ -69,12 +72,21 @@ class ForkServer:
         """Return whether the server still runs."""
         return self._process.poll() is None
 
-    def start(self, descriptors: tuple[int, ...]) -> int:
-        """Fork a worker; it gets copies of the descriptors (channel, lifeline, output, buffers). Return its id."""
+    def start(self, descriptors: tuple[int, ...], confinement: Confinement | None = None) -> int:
+        """Fork a worker; it gets copies of the descriptors (channel, lifeline, output, buffers). Return its id.
+
+        With a confinement it is in the sandbox before it does anything else.
+        """
         self._await_imports()
         packed = array.array("i", descriptors)
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, packed)]
-        return self._ask({"op": "fork", "cwd": os.getcwd()}, rights)["pid"]
+        confined = None if confinement is None else asdict(confinement)
+        return self._ask({"op": "fork", "cwd": os.getcwd(), "confinement": confined}, rights)["pid"]
+
+    def check_sandbox(self) -> str:
+        """Try the sandbox in processes that the server forks; return one line on what it holds."""
+        self._await_imports()
+        return self._ask({"op": "check sandbox"})["sandbox"]
 
     def preload(self, modules: tuple[str, ...]) -> None:
         """Import modules in the server, so that workers forked from now on have them.
@@ -211,7 +223,7 @@ def serve(channel: socket.socket) -> None:
             pid = os.fork()
             if pid == 0:
                 channel.close()
-                become_worker(list(descriptors), message["cwd"])
+                become_worker(list(descriptors), message["cwd"], message["confinement"])
             for descriptor in descriptors:
                 os.close(descriptor)
             reply["pid"] = pid
@@ -219,6 +231,8 @@ def serve(channel: socket.socket) -> None:
             for module in message["modules"]:
                 with suppress(Exception):
                     import_module(module)
+        elif message["op"] == "check sandbox":
+            reply["sandbox"] = check_sandbox()[0]
         else:
             reply["status"] = _status(message["pid"], message["op"] == "wait")
         channel.send(json.dumps(reply).encode())
@@ -229,8 +243,8 @@ def socket_receive(channel: socket.socket) -> tuple:
     return channel.recvmsg(1 << 16, socket.CMSG_SPACE(FDS_AT_MOST * array.array("i").itemsize))
 
 
-def become_worker(descriptors: list[int], folder: str) -> None:
-    """Turn this fresh fork into a worker; never returns."""
+def become_worker(descriptors: list[int], folder: str, confinement: dict | None) -> None:
+    """Turn this fresh fork into a worker, in the sandbox where a confinement is given; never returns."""
     code = 1
     try:
         import random
@@ -245,9 +259,12 @@ def become_worker(descriptors: list[int], folder: str) -> None:
         os.dup2(output, 2)
         os.close(output)
         random.seed()  # a fork repeats its parent's state
+        if confinement is not None:
+            # Before the first thread: Landlock binds the calling thread and what it starts.
+            confine(Confinement(**confinement), find_means())
         for descriptor in (channel, lifeline, *buffers):
             os.set_inheritable(descriptor, False)
-        code = run(channel, lifeline, buffers)
+        code = run(channel, lifeline, buffers, confined=confinement is not None)
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException:

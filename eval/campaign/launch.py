@@ -18,6 +18,7 @@ from typing import Any
 from rooflane.eval.campaign.forkserver import ForkServerError, fork_server
 from rooflane.eval.worker.process import LINE_BYTES, module_command
 from rooflane.eval.worker.protocol import InvalidMessage, Message, Request, decode_answer, encode_request
+from rooflane.eval.worker.sandbox import Confinement
 
 POLL_S = 0.5
 # An answer that takes longer is reported while it is waited for.
@@ -53,7 +54,9 @@ class Buffer:
 class WorkerProcess:
     """One worker: `ask` sends a request and waits for its answer."""
 
-    def __init__(self, name: str, buffers: tuple[Buffer, ...], timeout_s: float) -> None:
+    def __init__(
+        self, name: str, buffers: tuple[Buffer, ...], timeout_s: float, confinement: Confinement | None = None
+    ) -> None:
         self.name = name
         self.timeout_s = timeout_s
         self.forged: list[str] = []
@@ -67,7 +70,7 @@ class WorkerProcess:
         self._output, output = os.pipe()
         descriptors = (theirs.fileno(), lifeline, output, *(buffer.descriptor for buffer in buffers))
         try:
-            self._handle = start_process(descriptors)
+            self._handle = start_process(descriptors, confinement)
         finally:
             theirs.close()
             os.close(lifeline)
@@ -247,11 +250,14 @@ class _Forked:
         return self._status
 
 
-def start_process(descriptors: tuple[int, ...]) -> Any:
-    """Start a worker over these descriptors: forked where that is possible, else from the beginning."""
+def start_process(descriptors: tuple[int, ...], confinement: Confinement | None = None) -> Any:
+    """Start a worker over these descriptors: forked where that is possible, else from the beginning.
+
+    Only a forked worker can be confined.
+    """
     server = fork_server()
     if server is not None:
-        return _Forked(server, server.start(descriptors))
+        return _Forked(server, server.start(descriptors, confinement))
     command = module_command("rooflane.eval.worker.worker", *map(str, descriptors))
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=descriptors, start_new_session=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -12,7 +13,9 @@ from typing import Any, TypeVar
 from rooflane.eval.campaign.launch import Buffer, Crash, WorkerProcess
 from rooflane.eval.check.verify import CallFailed, WrongOutput
 from rooflane.eval.record.records import EAGER_ARM, REFERENCE, ArmId
-from rooflane.eval.worker.protocol import Failed, Hello, Message, Request, Wrong, is_failure
+from rooflane.eval.worker.cpu_pinning import free_threads
+from rooflane.eval.worker.protocol import BusyWait, Failed, Hello, Message, Request, Wrong, is_failure
+from rooflane.eval.worker.sandbox import Confinement
 
 WORK = ("warm-up", "measurement", "verification")
 
@@ -90,7 +93,10 @@ class Team:
         timeout_s: float,
         spent: Spent | None = None,
         on_note: Callable[[str], None] = lambda text: None,
+        confine: Callable[[str], Confinement | None] = lambda name: None,
     ) -> None:
+        self._confine = confine
+        self._held: dict[str, set[int]] = {}
         self._hello = hello
         self._timeout_s = timeout_s
         self._on_note = on_note
@@ -152,7 +158,21 @@ class Team:
                 answer = replace(answer, reason=f"{answer.reason}; it printed: {printed}")
         except Crash as crash:
             raise self._lost(name, crash, doing.arm) from None
+        if isinstance(request, BusyWait):
+            self._follow_cores(name, request)
         return unwrap(answer)
+
+    def _follow_cores(self, name: str, request: BusyWait) -> None:
+        """Let the threads run anywhere again that a worker started on the cores it was kept to.
+
+        A worker in the sandbox may set its own cores, but not those of a thread by its id.
+        """
+        if request.on:
+            self._held[name] = set(request.cores)
+        elif held := self._held.pop(name, None):
+            with suppress(OSError):  # it has ended
+                threads = os.listdir(f"/proc/{self._workers[name].pid}/task")
+                free_threads(map(int, threads), held, os.sched_getaffinity(0))
 
     def ask_all(self, names: Sequence[str], request: Request[A], doing: Doing) -> dict[str, A | CallFailed]:
         """Ask several workers the same at once and wait for all; those that are lost by it have no answer."""
@@ -214,7 +234,8 @@ class Team:
 
     def _start(self, name: str) -> None:
         buffers = tuple(self._buffers.values()) if name == REFERENCE else (self._buffers[name],)
-        worker = self._workers[name] = WorkerProcess(name, buffers, self._timeout_s)
+        confinement = None if name == REFERENCE else self._confine(name)
+        worker = self._workers[name] = WorkerProcess(name, buffers, self._timeout_s, confinement)
         worker.send(replace(self._hello, describe=name == REFERENCE), "its start")
 
     def _greet(self, name: str) -> None:

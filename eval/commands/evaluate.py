@@ -117,6 +117,9 @@ def eval_command(
     memory_cap: Annotated[
         float | None, typer.Option(help="Run as on a device with this much memory, in GB.  [the device's memory]")
     ] = None,
+    no_sandbox: Annotated[
+        bool, typer.Option("--no-sandbox", help="Run a candidate's file without the sandbox; the report says so.")
+    ] = False,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where run folders go.")] = Path("runs"),
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with an interrupted run.")] = None,
     require: Annotated[Require, typer.Option(help=REQUIRE_HELP)] = Require.COMPLETE,
@@ -159,6 +162,7 @@ def eval_command(
         "time_budget_s": time_budget,
         "max_call_s": max_call_s,
         "memory_cap_bytes": None if memory_cap is None else int(memory_cap * 1e9),
+        "sandbox": not no_sandbox,
     }
     settings = {name: value for name, value in settings.items() if value is not None}
     _check(settings, context)

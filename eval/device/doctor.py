@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from rooflane.eval.stats.host_pace import SLOW, core_paces, slow_cores
+from rooflane.eval.worker.sandbox_check import check_in_new_process
 from rooflane.families.runtime.host import find_ninja, host_compiler, missing_compiler, python_header
 
 PACKAGES = ("shapes", "baseline", "families", "dispatch", "eval")
@@ -31,7 +32,7 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Return every finding, in the order a newcomer would need them."""
-    return [_python(), *_cores(), *_versions(), *_devices(), *_compilers(), *_origins()]
+    return [_python(), *_cores(), *_versions(), *_devices(), *_compilers(), _sandbox(), *_origins()]
 
 
 def _python() -> Finding:
@@ -207,6 +208,17 @@ def _first_line(command: str, *arguments: str) -> str:
         return f"{command} does not respond ({error})"
     lines = done.stdout.strip().splitlines() or ["prints no version"]
     return f"{lines[0]} at {command}"
+
+
+def _sandbox() -> Finding:
+    """Report what the sandbox of candidates' files keeps them from, by trying it."""
+    line, trials = check_in_new_process()
+    if line.startswith("on:"):
+        return Finding("sandbox", "ok", line.removeprefix("on: "))
+    remedy = "Linux 6.12 or newer with Landlock switched on refuses all of it; until then run only files that you trust"
+    if trials:
+        remedy += "; python -m rooflane.eval.worker.sandbox_check prints each trial"
+    return Finding("sandbox", "note", line, remedy)
 
 
 def _origins() -> list[Finding]:

@@ -266,6 +266,11 @@ class RunMeta(BaseModel):
         description="shapes that eager fits and that the run leaves out, with the reason, decided before anything ran; "
         "None in older runs",
     )
+    sandbox: str = Field(
+        default="",
+        description="whether a user's file ran in the sandbox, and what that held; empty without such a candidate and "
+        "in older runs",
+    )
     rules: RulesUsed | None = Field(default=None, description="None in runs of before tables were recorded")
 
     def shape_list(self) -> list[Shape]:

@@ -60,6 +60,7 @@ class Settings(BaseModel):
     memory_cap_bytes: int | None = Field(default=None, gt=0)
     arm_timeout_s: float = Field(default=900.0, gt=0, description="a worker silent for longer is ended")
     seed: int | None = None
+    sandbox: bool = Field(default=True, description="a candidate that is a user's file runs in the sandbox")
 
     @model_validator(mode="before")
     @classmethod

@@ -198,7 +198,7 @@ def environment_line(summary: Summary) -> str:
 
 
 def conditions(summary: Summary) -> list[str]:
-    """Return what a reader must know about the campaign as a whole: dropped blocks, slow host, clock tick, overhead."""
+    """Return what a reader must know about the whole campaign: lost blocks, slow host, clock, overhead, sandbox."""
     lines = []
     if text := summary.contamination.describe():
         lines.append(text)
@@ -209,6 +209,8 @@ def conditions(summary: Summary) -> list[str]:
     if summary.meta.overhead_share is not None:
         share = percent(summary.meta.overhead_share)
         lines.append(f"{share} of the run's time was neither warm-up, measurement nor verification{_spent(summary)}")
+    if summary.meta.sandbox:
+        lines.append(f"sandbox {summary.meta.sandbox}")
     return lines
 
 

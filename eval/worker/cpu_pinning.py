@@ -49,6 +49,14 @@ def _allowed_cores() -> list[int]:
         return []
 
 
+def free_threads(threads: Iterable[int], held: set[int], allowed: set[int]) -> None:
+    """Let threads, given by their ids, run on `allowed` again where they were kept to `held`."""
+    for thread in threads:
+        with suppress(OSError):  # ended meanwhile, or its cores were taken away
+            if os.sched_getaffinity(thread) <= held:
+                os.sched_setaffinity(thread, allowed)
+
+
 class FastCore:
     """Keeps this thread to some cores, and on the fastest of them, from `hold` to `leave`."""
 
@@ -87,10 +95,8 @@ class FastCore:
         """Let the system choose among all cores again, for threads too that were started meanwhile."""
         held, self._cores = self._cores, set()
         if held:
-            for thread in map(int, os.listdir(THREADS) if THREADS.is_dir() else ["0"]):
-                with suppress(OSError):  # ended meanwhile, or its cores were taken away
-                    if os.sched_getaffinity(thread) <= held:
-                        os.sched_setaffinity(thread, self._allowed)
+            threads = os.listdir(THREADS) if THREADS.is_dir() else ["0"]
+            free_threads(map(int, threads), held, self._allowed)
 
     def _move(self) -> None:
         """Move to the fastest of the held cores; of many cores, measure every second or third."""

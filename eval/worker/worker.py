@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 import torch
 
@@ -29,6 +30,7 @@ from rooflane.eval.worker.clock import make_clock
 from rooflane.eval.worker.cpu_pinning import FastCore
 from rooflane.eval.worker.judge import Judge
 from rooflane.eval.worker.process import Channel, add_working_folder, end_with_parent
+from rooflane.eval.worker.sandbox import explain
 from rooflane.eval.worker.subject import FIRST_INPUT, Subject, answer_to
 from rooflane.eval.worker.windows import CacheStates, Windows
 from rooflane.eval.worker.workload import workload_of
@@ -143,8 +145,11 @@ class Worker:
         return protocol.DeviceState(ok=True)
 
 
-def run(channel: int, lifeline: int, buffers: list[int]) -> int:
-    """Answer the requests on one descriptor until it closes; end with the parent's end of the other."""
+def run(channel: int, lifeline: int, buffers: list[int], *, confined: bool = False) -> int:
+    """Answer the requests on one descriptor until it closes; end with the parent's end of the other.
+
+    `confined` tells that this process is in the sandbox, which the reason of a refused action then names.
+    """
     end_with_parent(lifeline)
     peer = Channel(channel)
     worker = Worker([SharedBytes(descriptor) for descriptor in buffers])
@@ -155,6 +160,7 @@ def run(channel: int, lifeline: int, buffers: list[int]) -> int:
             # What was printed before belongs to it, and Python holds a pipe's text back. Candidates may replace stdout.
             with suppress(Exception):
                 sys.stdout.flush()
+            answer = replace(answer, reason=explain(answer.reason, confined=confined))
         peer.answer(number, answer)
     return 0
 

@@ -148,7 +148,7 @@ def _library(code: str) -> Path:
     text = "\n".join((torch_version, sys.version, *OPTIONS, code))
     # pybind11 knows modules by name, so each text has a name of its own.
     name = f"{NAME}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-    return _cache_root() / name / f"{name}.so"
+    return cache_root() / name / f"{name}.so"
 
 
 def _load_or_build() -> ModuleType:
@@ -170,7 +170,7 @@ def _load_or_build() -> ModuleType:
         return _build(name, code, folder, library)
 
 
-def _cache_root() -> Path:
+def cache_root() -> Path:
     """Return torch's folder of extensions, or the folder that the environment names for it or for Triton's cache."""
     if named := os.environ.get("TORCH_EXTENSIONS_DIR"):
         return Path(named).absolute()

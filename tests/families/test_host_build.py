@@ -71,7 +71,7 @@ class Builds:
 @pytest.fixture
 def builds(compiled, monkeypatch, tmp_path):
     name = compiled.__name__
-    made = Builds(tmp_path, host._cache_root() / name / f"{name}.so")
+    made = Builds(tmp_path, host.cache_root() / name / f"{name}.so")
     for name, value in made.environment.items():
         monkeypatch.setenv(name, value)
     fresh_process(monkeypatch)
@@ -239,7 +239,7 @@ def test_the_cache_is_torchs_or_the_one_the_environment_names(monkeypatch, given
         monkeypatch.delenv(name, raising=False)
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    assert host._cache_root() == Path(root)
+    assert host.cache_root() == Path(root)
 
 
 def test_a_pending_build_is_known_without_torch_and_only_with_a_compiler(tmp_path):
