@@ -23,9 +23,11 @@ from rooflane.eval.commands.output import (
     console,
     find_shapes,
     refuse_beside_resume,
+    remark,
     report_kept_profile,
 )
 from rooflane.eval.exit_codes import EvaluationError
+from rooflane.eval.report.escape import plain
 
 if TYPE_CHECKING:
     from rooflane.eval import Event, Run
@@ -202,6 +204,7 @@ def _prepare_profile(profile: str, device: str) -> None:
 
 def _finish(run: Run, require: Require, accept_contract: bool, details: bool, as_json: bool) -> None:
     from rooflane.eval import ExitCode, render_json, render_markdown, render_terminal
+    from rooflane.eval.report.files import write_file
 
     summary = run.summary()
     if as_json:
@@ -209,16 +212,15 @@ def _finish(run: Run, require: Require, accept_contract: bool, details: bool, as
     else:
         render_terminal(summary, console(), details=details)
     for problem in summary.problems():
-        print(problem, file=sys.stderr)
+        remark(problem)
     if run.interrupted:
-        print(run.resume_hint().replace("rooflane", spelled(), 1), file=sys.stderr)
+        remark(run.resume_hint().replace("rooflane", spelled(), 1))
         raise typer.Exit(ExitCode.INTERRUPTED)
     report = run.folder / REPORT_FILE
-    report.write_text(render_markdown(summary), encoding="utf-8")
+    write_file(report, render_markdown(summary))
     program, folder = spelled(), shlex.quote(str(run.folder))
-    print(f"report: {report}", file=sys.stderr)
-    print(f"next: {program} report {folder} --html page.html", file=sys.stderr)
-    print(f"      {program} report {folder} --details", file=sys.stderr)
+    remark(f"report: {report}")
+    remark(f"next: {program} report {folder} --html page.html", f"      {program} report {folder} --details")
     raise typer.Exit(summary.exit_code(require.value, accept_contract))
 
 
@@ -256,7 +258,7 @@ def follow(shapes: Sequence[Shape]) -> Iterator[Callable[[Event], None]]:
                 progress.console.print(event.text)
             parts = [f"process {event.process + 1}/{event.processes}"]
             parts += [f"shape {event.shape}"] if event.shape else []
-            place = "  ".join([*parts, *filter(None, (event.arm, event.stage))])
+            place = plain("  ".join([*parts, *filter(None, (event.arm, event.stage))]))
             spent = f"{rough_duration(event.elapsed_s)}{_left(event, ', ')}"
             progress.update(task, completed=event.done, total=event.total, description=place, time=spent)
 
@@ -275,7 +277,7 @@ class Lines:
     def __call__(self, event: Event) -> None:
         """Print a line where the event is worth one."""
         if event.kind in ("run", "note", "skipped"):
-            self._print(event.text)
+            remark(event.text)
         elif event.kind == "shape":
             self._shape(event)
 
@@ -289,13 +291,10 @@ class Lines:
             at = f"[{self.seen:>{len(str(count))}}/{count}] shape {event.shape} {self.labels[event.shape]}"
             # A failure's reason can be a compiler's whole message; the end of the run prints it in full.
             text = event.text if len(event.text) <= LONGEST else f"{event.text[:LONGEST]}…"
-            self._print(f"{at}: {text} ({place})")
+            remark(f"{at}: {text} ({place})")
         elif self.last.process != event.process:
-            self._print(f"{place[0].upper()}{place[1:]}")
+            remark(f"{place[0].upper()}{place[1:]}")
         self.last = event
-
-    def _print(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
 
 
 def _left(event: Event, before: str) -> str:

@@ -96,7 +96,7 @@ def test_failures_and_skips_are_listed_with_their_reasons(make_meta, full_rows, 
     rows.append(make_record(meta.shape_list()[1], 0, "sdpa", None, status="skipped", reason="no time"))
     summary = summarise(meta, rows)
     for text in (terminal(summary), render_markdown(summary)):
-        assert "[/oops]" in text
+        assert "[/oops]" in text or r"\[/oops\]" in text
         assert "no time" in text
         assert "no geometric mean" in text
     assert r"\| x" in render_markdown(summary)
