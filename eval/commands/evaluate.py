@@ -44,6 +44,8 @@ SETTING_OPTIONS = {
 # Options that may be given with --resume: they change what is printed, not what is measured.
 RESUME_OPTIONS = {"resume", "as_json", "require", "accept_contract", "details"}
 BAR_WIDTH = 16
+# There is an NVIDIA GPU where its driver has this; torch would say so too, after seconds.
+GPU_DRIVER = Path("/dev/nvidiactl")
 REQUIRE_HELP = (
     "The result that exit status 0 stands for: complete (every output correct), faster, or equivalent (or faster). "
     "A slower result then ends with 10, an equivalent one with 11, an unproven one with 12."
@@ -88,8 +90,8 @@ def eval_command(
     control: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only this control: identity, sdpa, compiled, compiled_reduce_overhead, or none; repeatable.  "
-            "[every control]"
+            help="Only this control: identity, sdpa, compiled, compiled_reduce_overhead, or none; repeatable. Unnamed, "
+            "--quick on a GPU takes identity and sdpa.  [every control]"
         ),
     ] = None,
     rules: RulesFile = None,
@@ -100,14 +102,16 @@ def eval_command(
     budget: Annotated[
         float | None,
         typer.Option(
-            help="Seconds of timed calls for each arm, shape and process.  [0.6 on a GPU, 1 on a CPU, 0.5 there with "
-            "--quick]"
+            help="Seconds of timed calls for each arm, shape and process.  [0.6 on a GPU, 1 on a CPU; with --quick "
+            "0.25 and 0.5]"
         ),
     ] = None,
     time_budget: Annotated[
         float | None,
         typer.Option(
-            help="Seconds for the whole run; the report lists what does not fit.  [no limit; 390 with --quick on a CPU]"
+            help="Seconds for the whole run; the report lists what does not fit. A planned shape still runs with its "
+            "fewest calls when they are spent, so a run may take longer.  [no limit; with --quick 270 on a GPU, 390 on "
+            "a CPU]"
         ),
     ] = None,
     max_call_s: Annotated[
@@ -136,6 +140,8 @@ def eval_command(
     """
     from rooflane.eval import evaluate, open_run
     from rooflane.eval import resume as resume_run
+    from rooflane.eval.campaign.build_ahead import start_host_build
+    from rooflane.eval.campaign.forkserver import fork_server
     from rooflane.eval.worker.candidates import parse_candidate
 
     if resume is not None:
@@ -164,8 +170,11 @@ def eval_command(
     }
     settings = {name: value for name, value in settings.items() if value is not None}
     _check(settings, context)
-    for text in candidate or ():
-        parse_candidate(text)
+    parsed = [parse_candidate(text) for text in candidate or ["dispatched"]]
+    if device == "cuda" or (device == "auto" and GPU_DRIVER.exists()):
+        # Both take long and need no answer yet: the imports of the workers, and the C++ call path's compiler.
+        fork_server()
+        start_host_build(parsed)
     _prepare_profile(profile, device)
     with follow(shapes) as on_event:
         run = evaluate(

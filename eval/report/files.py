@@ -56,5 +56,5 @@ def _mode_of(path: Path) -> int | None:
             "remove the link"
         )
     if not stat.S_ISREG(found):
-        raise EvaluationError(f"{path}: is no regular file, so it is not replaced; name another place")
+        raise EvaluationError(f"{path}: cannot be written (it is no regular file); name another place")
     return stat.S_IMODE(found)
