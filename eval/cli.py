@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from rooflane.eval.commands import audit, device, evaluate, export, plan, reports, rules, statistics, submit
-from rooflane.eval.commands.output import Group
+from rooflane.eval.commands.output import Group, remark
 from rooflane.eval.exit_codes import ExitCode
 
 DEBUG = "--debug"
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if debug:
             raise
         paragraph, status = explain_error(error)
-        print(f"rooflane: {paragraph}", file=sys.stderr)
+        remark(f"rooflane: {paragraph}")
         sys.exit(status)
 
 

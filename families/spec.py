@@ -75,6 +75,10 @@ class FamilySpec(ABC):
         """Return how the family would run a shape that it supports, on lines for `rooflane route --details`."""
         return []
 
+    def compile_ahead(self, shape: Shape, profile: Limits, **options: Any) -> int:
+        """Compile into the caches on the disk what `build` looks for there, without a GPU; return how many kernels."""
+        return 0
+
     def kernel_cases(self) -> Iterable[KernelCase]:
         """Return the family's kernels as they ship, for the resource gate. Two families may return one kernel."""
         return ()

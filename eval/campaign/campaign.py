@@ -15,7 +15,8 @@ import datetime
 import random
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import chain, zip_longest
@@ -24,10 +25,20 @@ from statistics import median
 from time import monotonic
 
 from rooflane.dispatch import Profile, RuleError
+from rooflane.eval.campaign.build_ahead import end_builds, start_host_build, start_kernels, wait_for_builds
 from rooflane.eval.campaign.confinement import Sandboxes, scratch_folder
 from rooflane.eval.campaign.device import Telemetry, campaign_lock, device_key, lock_path
 from rooflane.eval.campaign.forkserver import fork_server
-from rooflane.eval.campaign.planning import Pending, compiles, predict, profile_for, skip_reasons
+from rooflane.eval.campaign.planning import (
+    Pending,
+    compiles,
+    left_out,
+    oversize_seconds,
+    predict,
+    profile_for,
+    share_of_first,
+    skip_reasons,
+)
 from rooflane.eval.campaign.session import ProcessContext
 from rooflane.eval.campaign.shape_work import ShapeWork
 from rooflane.eval.campaign.team import ReferenceLost, Spent, Team, overhead_share
@@ -97,14 +108,16 @@ def evaluate(
     if not candidates or len(set(candidates)) != len(candidates):
         raise EvaluationError("name at least one candidate, and each only once")
     parsed = [parse_candidate(text) for text in candidates]
-    controls = CONTROL_NAMES if wanted.controls is None else wanted.controls
-    for name in controls:
+    for name in wanted.controls or ():
         if name not in CONTROL_NAMES:
             raise EvaluationError(f"no control is called {name!r}; there are: {', '.join(CONTROL_NAMES)}")
     # It imports torch while this process does, where that is what tells the device.
     fork_server()
     device = resolve_device(wanted.device)
+    if device == "cuda":
+        start_host_build(parsed)
     wanted = wanted.on_device(device)
+    controls = CONTROL_NAMES if wanted.controls is None else wanted.controls
     profile = profile_for(wanted, device)
     try:
         rules = load_rule_table(wanted.rules)
@@ -127,11 +140,17 @@ def evaluate(
         price_per_hour=profile.usd_per_hour or None,
         predictions=[predict(shape, profile, parsed, rules) for shape in shapes],
         rules=RulesUsed(source=rules.title(), digest=rules.digest(), text=rules.text()),
+        left_out=left_out(wanted, device, controls, CONTROL_NAMES),
     )
     meta = meta.model_copy(update={"not_run": skip_reasons(meta, wanted)})
     with campaign_lock(device_key(device), meta.id):
         run = create_run(Path(runs_dir), meta)
-        return Campaign(run, on_event, started).run_all()
+        if device == "cuda":
+            start_kernels(meta)
+        try:
+            return Campaign(run, on_event, started).run_all()
+        finally:
+            end_builds()
 
 
 def resume(folder: str | Path, *, on_event: Callable[[Event], None] | None = None) -> Run:
@@ -163,11 +182,15 @@ class Campaign:
         self.done_before = self.pending.done
         self.skipped = 0  # rows of this part that needed no worker
         self.running = 0  # shapes that the process runs
+        self.teams = 0
+        self.apart_s = 0.0  # seconds whose pace says nothing of other rows: starts, and shapes too large for eager
 
     def run_all(self) -> Run:
         """Run every process in turn; on Ctrl-C keep what was measured and say so in the run."""
         try:
             self._tell("run", text=f"run {self.run.folder}")
+            if self.meta.left_out:
+                self._tell("note", text=self.meta.left_out)
             if self.meta.seed is None and self.meta.spent_s:
                 self.run.update(spent_s={})  # it would be taken for the whole were this part killed
             with scratch_folder() as scratch:
@@ -209,7 +232,8 @@ class Campaign:
             random.Random(derive_seed(self.seed, process, "shape order")).shuffle(order)
         else:
             # Where time may run out, it is to run out on the same shapes in every process.
-            order.sort(key=lambda shape: self.meta.prediction(shape.id).classification["predicted_s"])
+            # Of shapes that are alike, the smallest is ready first, and the user sees a row.
+            order.sort(key=lambda shape: (self.meta.prediction(shape.id).classification["predicted_s"], shape.tokens))
         self.running = len(self.pending.todo(process, order))
         while todo := self.pending.todo(process, order):
             before = len(self.pending.rows)
@@ -240,7 +264,8 @@ class Campaign:
             self.sandboxes.confine,
         )
         try:
-            with team.spending("start-up"):
+            self.teams += 1
+            with team.spending("start-up"), self._apart():
                 if compiles(self.meta, process) and (server := fork_server()):
                     server.preload(COMPILER_MODULES)
                 team.start()
@@ -260,16 +285,23 @@ class Campaign:
                 on_rows=self._add,
                 telemetry=lambda: telemetry.read(team.count()),
                 deadline=deadline,
+                before_arms=self._await_builds,
             )
+            needs = [self._reserved(process, item) for item in todo]
             for index, item in enumerate(todo):
                 self.at = item.shape["id"]
-                share = (deadline - monotonic()) / (len(todo) - index)
+                share = share_of_first(deadline - monotonic(), needs[index:])
                 # A planned shape runs, with its fewest calls, when the budget is spent too: which shapes a run has must
                 # not depend on what else the machine did.
-                ShapeWork(context, Shape(**item.shape), item, monotonic() + share).run()
+                with self._apart() if item.oversize else nullcontext():
+                    ShapeWork(context, Shape(**item.shape), item, monotonic() + share).run()
                 self._tell("shape", process, self.at, text=self._figures(process, self.at))
         finally:
             team.close()
+
+    def _reserved(self, process: int, item: ShapeTodo) -> float | None:
+        """Return the seconds to keep for a shape that eager cannot run, None for another."""
+        return oversize_seconds(self.meta, self.settings, Shape(**item.shape), process) if item.oversize else None
 
     def _uses_families(self) -> bool:
         """Return whether a candidate is built from a family whose calls go through the C++ call path."""
@@ -302,14 +334,35 @@ class Campaign:
         self.on_event(Event(kind, *where, done, total, text, elapsed, left, self.running))
 
     def _left(self, process: int) -> float | None:
-        """Return the seconds that the rows to come will take, at the pace of the rows measured in this part."""
+        """Return the seconds that the rows to come will take, at the pace of the rows measured in this part.
+
+        Starts and shapes too large for eager set no pace: each process to come has as many seconds of them. A run with
+        a time budget has no more left than that; planned shapes run with their fewest calls when it is spent.
+        """
         measured = self.pending.done - self.done_before - self.skipped
         if measured <= 0:
             return None
         # The later processes skip as many rows as each process did so far.
         to_skip = self.skipped / (process + 1) * (self.settings.processes - process - 1)
         to_measure = max(0.0, len(self.pending.planned) - self.pending.done - to_skip)
-        return (monotonic() - self.started) / measured * to_measure
+        elapsed = monotonic() - self.started
+        starts = self.apart_s / max(1, self.teams) * (self.settings.processes - process - 1)
+        left = (elapsed - self.apart_s) / measured * to_measure + starts
+        limit = self.settings.time_budget_s
+        return left if limit is None else min(left, max(0.0, limit - elapsed))
+
+    def _await_builds(self) -> None:
+        with self._apart():
+            wait_for_builds()
+
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        """Count the seconds of a block apart from the pace of rows."""
+        before = monotonic()
+        try:
+            yield
+        finally:
+            self.apart_s += monotonic() - before
 
     def _tell_skipped(self, records: Sequence[Record]) -> None:
         """Name the shapes that no arm runs, a line for each kind of reason with the range of its numbers."""

@@ -37,6 +37,11 @@ LEAST_CALLS = 12
 # What a call may take over its prediction: a roofline knows no caches, and CPU calls took 1.3 to 3.7 times theirs.
 CALL_SLACK = 2
 PROBES = (NOOP, ANCHOR)
+# On a shape too large for eager a candidate makes one verified call and at least two timed ones in each process; the
+# time of two more is for its build, its inputs and the parts of its outputs that are compared.
+OVERSIZE_CALLS = 5
+# Of the reference's budget, what a process needs that compares a single element.
+ONE_ELEMENT = 0.25
 MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -133,6 +138,38 @@ def machine_memory_bytes() -> int:
     with suppress(OSError, ValueError):  # no control group, or no limit in it
         return min(total, int(MEMORY_LIMIT.read_text()))
     return total
+
+
+def oversize_seconds(meta: RunMeta, settings: Settings, shape: Shape, process: int) -> float:
+    """Return the seconds that a shape which eager cannot run needs in a process: its calls and its reference."""
+    skipped = skipped_candidates(meta, settings, shape)
+    plans = {name: plan for name, plan in meta.prediction(shape.id).candidates.items() if name not in skipped}
+    calls = sum(OVERSIZE_CALLS * CALL_SLACK * (plan["predicted_s"] or 0.0) for plan in plans.values())
+    return calls + len(plans) * settings.reference_budget_s * (ONE_ELEMENT if process else 1.0)
+
+
+def share_of_first(left_s: float, reserved: Sequence[float | None]) -> float:
+    """Return the seconds for the first of the shapes to come, out of `left_s` for all of them.
+
+    `reserved` has the need of each shape that eager cannot run, known in advance, and None for each of the others.
+    Those share equally what is left beside the needs, so that the last one finds its time.
+    """
+    first, others = reserved[0], sum(seconds or 0.0 for seconds in reserved[1:])
+    if first is not None:
+        return max(first, left_s - others) if all(item is not None for item in reserved) else first
+    return max(0.0, left_s - others) / sum(item is None for item in reserved)
+
+
+def left_out(settings: Settings, device: str, controls: Sequence[str], all_controls: Sequence[str]) -> str:
+    """Return what a quick run on a GPU leaves out to end in time, in one line; empty for every other run."""
+    missing = [name for name in all_controls if name not in controls]
+    if not settings.quick or device != "cuda" or not missing:
+        return ""
+    return (
+        f"left out of this quick run: {', '.join(missing)} (--control NAME brings one back, where the time allows); an "
+        f"arm is timed for at most {settings.budget_s:g} s a shape, and a shape too large for eager has its reference "
+        f"compared for at most {settings.reference_budget_s:g} s"
+    )
 
 
 def skipped_candidates(meta: RunMeta, settings: Settings, shape: Shape) -> dict[str, tuple[str, str]]:

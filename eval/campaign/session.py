@@ -116,6 +116,8 @@ class ProcessContext:
     # When the process should have ended, by `time.monotonic()`.
     deadline: float = inf
     setup_s: dict[ArmId, float] = field(default_factory=dict)
+    # Returns when what the arms need has been compiled, and nothing runs any more that would disturb them.
+    before_arms: Callable[[], None] = lambda: None
 
 
 class ShapeSession:

@@ -20,6 +20,7 @@ from rooflane.eval.commands.output import (
     find_shapes,
     print_json,
     report_kept_profile,
+    say,
 )
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.report.table import Table, print_table, print_text
@@ -74,7 +75,7 @@ def _print_profile(profile: Profile) -> None:
         fields.setdefault((figure.mark, figure.source), []).append(field)
     widest = max(fields.values(), key=len)
     for (mark, source), named in sorted(fields.items(), key=lambda item: item[1] is widest):
-        print(f"{mark}, {'all others' if named is widest else ', '.join(named)}: {source}")
+        say(f"{mark}, {'all others' if named is widest else ', '.join(named)}: {source}")
 
 
 def profile_command(
@@ -147,7 +148,7 @@ def _print_forward(measured: ForwardProfile) -> None:
     ]
     if measured.note:
         lines.append(f"Note: {measured.note}.")
-    print("\n".join(lines))
+    say(*lines)
 
 
 def _scaled(value: float | None, unit: float) -> str:

@@ -23,9 +23,11 @@ from rooflane.eval.commands.output import (
     console,
     find_shapes,
     refuse_beside_resume,
+    remark,
     report_kept_profile,
 )
 from rooflane.eval.exit_codes import EvaluationError
+from rooflane.eval.report.escape import plain
 
 if TYPE_CHECKING:
     from rooflane.eval import Event, Run
@@ -42,6 +44,8 @@ SETTING_OPTIONS = {
 # Options that may be given with --resume: they change what is printed, not what is measured.
 RESUME_OPTIONS = {"resume", "as_json", "require", "accept_contract", "details"}
 BAR_WIDTH = 16
+# There is an NVIDIA GPU where its driver has this; torch would say so too, after seconds.
+GPU_DRIVER = Path("/dev/nvidiactl")
 REQUIRE_HELP = (
     "The result that exit status 0 stands for: complete (every output correct), faster, or equivalent (or faster). "
     "A slower result then ends with 10, an equivalent one with 11, an unproven one with 12."
@@ -86,8 +90,8 @@ def eval_command(
     control: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only this control: identity, sdpa, compiled, compiled_reduce_overhead, or none; repeatable.  "
-            "[every control]"
+            help="Only this control: identity, sdpa, compiled, compiled_reduce_overhead, or none; repeatable. Unnamed, "
+            "--quick on a GPU takes identity and sdpa.  [every control]"
         ),
     ] = None,
     rules: RulesFile = None,
@@ -98,14 +102,16 @@ def eval_command(
     budget: Annotated[
         float | None,
         typer.Option(
-            help="Seconds of timed calls for each arm, shape and process.  [0.6 on a GPU, 1 on a CPU, 0.5 there with "
-            "--quick]"
+            help="Seconds of timed calls for each arm, shape and process.  [0.6 on a GPU, 1 on a CPU; with --quick "
+            "0.25 and 0.5]"
         ),
     ] = None,
     time_budget: Annotated[
         float | None,
         typer.Option(
-            help="Seconds for the whole run; the report lists what does not fit.  [no limit; 390 with --quick on a CPU]"
+            help="Seconds for the whole run; the report lists what does not fit. A planned shape still runs with its "
+            "fewest calls when they are spent, so a run may take longer.  [no limit; with --quick 270 on a GPU, 390 on "
+            "a CPU]"
         ),
     ] = None,
     max_call_s: Annotated[
@@ -137,6 +143,8 @@ def eval_command(
     """
     from rooflane.eval import evaluate, open_run
     from rooflane.eval import resume as resume_run
+    from rooflane.eval.campaign.build_ahead import start_host_build
+    from rooflane.eval.campaign.forkserver import fork_server
     from rooflane.eval.worker.candidates import parse_candidate
 
     if resume is not None:
@@ -166,8 +174,11 @@ def eval_command(
     }
     settings = {name: value for name, value in settings.items() if value is not None}
     _check(settings, context)
-    for text in candidate or ():
-        parse_candidate(text)
+    parsed = [parse_candidate(text) for text in candidate or ["dispatched"]]
+    if device == "cuda" or (device == "auto" and GPU_DRIVER.exists()):
+        # Both take long and need no answer yet: the imports of the workers, and the C++ call path's compiler.
+        fork_server()
+        start_host_build(parsed)
     _prepare_profile(profile, device)
     with follow(shapes) as on_event:
         run = evaluate(
@@ -206,6 +217,7 @@ def _prepare_profile(profile: str, device: str) -> None:
 
 def _finish(run: Run, require: Require, accept_contract: bool, details: bool, as_json: bool) -> None:
     from rooflane.eval import ExitCode, render_json, render_markdown, render_terminal
+    from rooflane.eval.report.files import write_file
 
     summary = run.summary()
     if as_json:
@@ -213,16 +225,15 @@ def _finish(run: Run, require: Require, accept_contract: bool, details: bool, as
     else:
         render_terminal(summary, console(), details=details)
     for problem in summary.problems():
-        print(problem, file=sys.stderr)
+        remark(problem)
     if run.interrupted:
-        print(run.resume_hint().replace("rooflane", spelled(), 1), file=sys.stderr)
+        remark(run.resume_hint().replace("rooflane", spelled(), 1))
         raise typer.Exit(ExitCode.INTERRUPTED)
     report = run.folder / REPORT_FILE
-    report.write_text(render_markdown(summary), encoding="utf-8")
+    write_file(report, render_markdown(summary))
     program, folder = spelled(), shlex.quote(str(run.folder))
-    print(f"report: {report}", file=sys.stderr)
-    print(f"next: {program} report {folder} --html page.html", file=sys.stderr)
-    print(f"      {program} report {folder} --details", file=sys.stderr)
+    remark(f"report: {report}")
+    remark(f"next: {program} report {folder} --html page.html", f"      {program} report {folder} --details")
     raise typer.Exit(summary.exit_code(require.value, accept_contract))
 
 
@@ -260,7 +271,7 @@ def follow(shapes: Sequence[Shape]) -> Iterator[Callable[[Event], None]]:
                 progress.console.print(event.text)
             parts = [f"process {event.process + 1}/{event.processes}"]
             parts += [f"shape {event.shape}"] if event.shape else []
-            place = "  ".join([*parts, *filter(None, (event.arm, event.stage))])
+            place = plain("  ".join([*parts, *filter(None, (event.arm, event.stage))]))
             spent = f"{rough_duration(event.elapsed_s)}{_left(event, ', ')}"
             progress.update(task, completed=event.done, total=event.total, description=place, time=spent)
 
@@ -279,7 +290,7 @@ class Lines:
     def __call__(self, event: Event) -> None:
         """Print a line where the event is worth one."""
         if event.kind in ("run", "note", "skipped"):
-            self._print(event.text)
+            remark(event.text)
         elif event.kind == "shape":
             self._shape(event)
 
@@ -293,13 +304,10 @@ class Lines:
             at = f"[{self.seen:>{len(str(count))}}/{count}] shape {event.shape} {self.labels[event.shape]}"
             # A failure's reason can be a compiler's whole message; the end of the run prints it in full.
             text = event.text if len(event.text) <= LONGEST else f"{event.text[:LONGEST]}…"
-            self._print(f"{at}: {text} ({place})")
+            remark(f"{at}: {text} ({place})")
         elif self.last.process != event.process:
-            self._print(f"{place[0].upper()}{place[1:]}")
+            remark(f"{place[0].upper()}{place[1:]}")
         self.last = event
-
-    def _print(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
 
 
 def _left(event: Event, before: str) -> str:

@@ -5,13 +5,22 @@ from __future__ import annotations
 import enum
 import hashlib
 import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rooflane.eval.commands.output import AsJson, Group, ProfileName, RulesFile, find_profile, find_shapes, print_json
+from rooflane.eval.commands.output import (
+    AsJson,
+    Group,
+    ProfileName,
+    RulesFile,
+    find_profile,
+    find_shapes,
+    print_json,
+    remark,
+    say,
+)
 from rooflane.eval.commands.submit import DEFAULT_SHAPES
 from rooflane.eval.exit_codes import EvaluationError
 
@@ -50,7 +59,7 @@ def candidate_command(
             file.write(text)
     except FileExistsError:
         raise EvaluationError(f"{out}: exists already and is left as it is; name another file with --out") from None
-    print(f"{out} written; evaluate it with: rooflane eval published.csv --shape 2 --candidate {shlex.quote(str(out))}")
+    say(f"{out} written; evaluate it with: rooflane eval published.csv --shape 2 --candidate {shlex.quote(str(out))}")
 
 
 def export_command(
@@ -88,9 +97,9 @@ def export_command(
             }
         )
     else:
-        print(
+        say(
             f"{out}: {len(found.planned)} shapes on {device.name} by {', '.join(found.families)}; "
             f"{found.text.count(chr(10)):,} lines"
         )
     for item, reason in found.plain:
-        print(f"shape {item.id} is left to plain torch: {reason}", file=sys.stderr)
+        remark(f"shape {item.id} is left to plain torch: {reason}")

@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Container, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 from rich.console import Console
@@ -15,6 +15,7 @@ from rich.console import Console
 import rooflane.shapes
 from rooflane.dispatch import Profile, load_profile
 from rooflane.dispatch.device import AUTO, kept_note
+from rooflane.eval.report.escape import plain
 from rooflane.shapes import Shape, ShapeError, load_shapes
 
 # A pipe has no width, and at rich's default of 80 columns tables would wrap.
@@ -43,12 +44,31 @@ class Group(typer.Typer):
         return register
 
 
-def console(stderr: bool = False) -> Console:
+class PlainConsole(Console):
+    """A console on which texts are text: neither rich's markup nor a terminal's codes in them have an effect."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print as rich does, with each text made plain."""
+        super().print(*(plain(item) if isinstance(item, str) else item for item in objects), **options)
+
+
+def console(stderr: bool = False) -> PlainConsole:
     """Return a console for tables, or for progress and remarks on standard error."""
     stream = sys.stderr if stderr else sys.stdout
     # Names and reasons come from the user: brackets and colons in them are not markup.
     width = None if stream.isatty() else PIPE_WIDTH
-    return Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
+    return PlainConsole(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
+
+
+def say(*lines: str, to: TextIO | None = None) -> None:
+    """Print lines of plain text at once, on the standard output or `to`."""
+    for line in lines:
+        print(plain(line), file=to or sys.stdout, flush=True)
+
+
+def remark(*lines: str) -> None:
+    """Print lines of plain text on standard error, beside a command's output."""
+    say(*lines, to=sys.stderr)
 
 
 def print_json(value: Any) -> None:
@@ -72,7 +92,7 @@ def find_profile(name: str, kind: str | None = None) -> Profile:
 def report_kept_profile(name: str, kind: str | None = None) -> None:
     """Print the kept profile and its age on standard error if the profile is `auto` and means one."""
     if name.lower() == AUTO and (note := kept_note(kind)):
-        print(note, file=sys.stderr)
+        remark(note)
 
 
 def find_shapes(name: str, only: Sequence[str] = ()) -> list[Shape]:

@@ -20,6 +20,7 @@ from rooflane.eval.commands.output import (
     find_profile,
     find_shapes,
     print_json,
+    say,
 )
 from rooflane.eval.report.table import Table, print_table
 from rooflane.families import load_families
@@ -92,7 +93,7 @@ def route_command(
     if as_json:
         print_json([item.as_dict() for item in routes])
     elif details and routes:
-        print("\n\n".join(_details(item, device) for item in routes), flush=True)
+        say(*"\n\n".join(_details(item, device) for item in routes).split("\n"))
     elif routes:
         _print_routes(routes, device.title)
     if unserved:
@@ -119,8 +120,8 @@ def _print_routes(routes: list[Route], device: str) -> None:
     columns = ("id", "shape", "regime", "rule", "family", "predicted")
     print_table(Table(device, columns, rows, 5, optional=("shape", "regime")), console())
     served = Counter(item.family for item in routes).most_common()
-    print(f"{counted(len(routes), 'shape')}: " + ", ".join(f"{count} by {family}" for family, count in served), end="")
-    print("; --details shows what was rejected and why", flush=True)
+    families = ", ".join(f"{count} by {family}" for family, count in served)
+    say(f"{counted(len(routes), 'shape')}: {families}; --details shows what was rejected and why")
 
 
 def families_command(profile: ProfileName = "auto", as_json: AsJson = False, file: ShapeFile = "published.csv") -> None:

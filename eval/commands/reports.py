@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from rooflane.eval.commands.evaluate import Require
-from rooflane.eval.commands.output import AsJson, console, print_json
+from rooflane.eval.commands.output import AsJson, console, print_json, remark, say
 from rooflane.eval.commands.statistics import NullsPath
-from rooflane.eval.exit_codes import EvaluationError
+from rooflane.eval.report.escape import csv_cell
+from rooflane.eval.report.files import STDOUT, write_file
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from rooflane.eval import Summary
 
 TABLE = "table"
@@ -48,20 +51,18 @@ def report_command(
 
     opened = open_run(run)
     summary = opened.summary(None if nulls is None else find_nulls(nulls))
-    remarks = sys.stderr if as_json else sys.stdout
+    remarks = sys.stderr if as_json or STDOUT in (markdown, csv, html, *(plot or ())) else sys.stdout
     if not opened.sealed:
-        print(
-            f"{run}: not sealed, so it is still in progress or was interrupted; its figures may change", file=sys.stderr
-        )
+        remark(f"{run}: not sealed, so it is still in progress or was interrupted; its figures may change")
     if markdown:
-        _write(markdown, render_markdown(summary))
-        print(f"report written to {markdown}", file=remarks)
+        write_file(markdown, render_markdown(summary))
+        say(f"report written to {markdown}", to=remarks)
     if csv:
-        _write(csv, opened.frame().to_csv(index=False))
-        print(f"calls written to {csv}", file=remarks)
+        write_file(csv, render_csv(opened.frame()))
+        say(f"calls written to {csv}", to=remarks)
     if readme:
         changed = update(readme, TABLE, render_readme_table(summary))
-        print(f"{readme}: {'table renewed' if changed else 'the table was up to date'}", file=remarks)
+        say(f"{readme}: {'table renewed' if changed else 'the table was up to date'}", to=remarks)
     if html or plot:
         _write_pictures(run, summary, html, plot or [], remarks)
     if as_json:
@@ -70,11 +71,12 @@ def report_command(
         render_terminal(summary, console(), details)
 
 
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise EvaluationError(f"{path}: cannot be written ({error}); name another place") from None
+def render_csv(calls: DataFrame) -> str:
+    """Return timed calls as CSV, with no text that a spreadsheet takes for a formula."""
+    from pandas.api.types import is_numeric_dtype
+
+    texts = {name: calls[name].map(csv_cell) for name in calls if not is_numeric_dtype(calls[name])}
+    return calls.assign(**texts).to_csv(index=False)
 
 
 def _write_pictures(run: Path, summary: Summary, html: Path | None, plots: list[Path], remarks: TextIO) -> None:
@@ -87,10 +89,10 @@ def _write_pictures(run: Path, summary: Summary, html: Path | None, plots: list[
     data = read_page(open_run(run), summary)
     if html:
         write_page(data, html)
-        print(f"page written to {html}", file=remarks)
+        say(f"page written to {html}", to=remarks)
     for path in plots:
         write_plot(data, path)
-        print(f"plot drawn to {path}", file=remarks)
+        say(f"plot drawn to {path}", to=remarks)
 
 
 def compare_command(

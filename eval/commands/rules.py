@@ -34,6 +34,8 @@ from rooflane.eval.commands.output import (
     find_profile,
     find_shapes,
     print_json,
+    remark,
+    say,
 )
 from rooflane.eval.exit_codes import ExitCode
 from rooflane.eval.report.table import Table, interval, print_table, times
@@ -60,7 +62,7 @@ def list_command(rules: RulesFile = None, as_json: AsJson = False) -> None:
     if as_json:
         rows = [rule.model_dump(mode="json") for rule in table.rules]
         print_json([row | {"from": table.place(index)} for index, row in enumerate(rows)])
-        print(*errors, sep="\n", end="\n" if errors else "", file=sys.stderr)
+        remark(*errors)
     else:
         _print_rules(table, errors)
     if errors:
@@ -78,9 +80,9 @@ def _print_rules(table: RuleTable, errors: list[str]) -> None:
     columns = ("rule", "when", "family", "because", "from")
     print_table(Table(f"{table.title()} ({table.source})", columns, rows, len(columns)), console())
     for error in errors:
-        print(f"error: {error}")
+        say(f"error: {error}")
     if table.left_out:
-        print(f"shipped rules out of use, a row of their name stands above: {', '.join(table.left_out)}")
+        say(f"shipped rules out of use, a row of their name stands above: {', '.join(table.left_out)}")
 
 
 @app.command("check")
@@ -97,9 +99,9 @@ def check_command(
         print_json([finding.as_dict() for finding in findings])
     else:
         for finding in findings:
-            print(f"{finding.severity}: {finding}")
+            say(f"{finding.severity}: {finding}")
         if not findings:
-            print(f"{table.title()}: {counted(len(table.rules), 'rule')}, nothing wrong")
+            say(f"{table.title()}: {counted(len(table.rules), 'rule')}, nothing wrong")
     if any(finding.severity == "error" for finding in findings):
         raise typer.Exit(ExitCode.USAGE)
 
@@ -205,10 +207,10 @@ def new_command(
     text, table = insert_row(old, row, path, before)
     path.write_text(text, encoding="utf-8")
     index = [rule.name for rule in table.rules].index(row["name"])
-    print(f"{table.where(index)}: row {row['name']!r} written, number {index + 1} of {len(table.rules)} that are tried")
+    say(f"{table.where(index)}: row {row['name']!r} written, number {index + 1} of {len(table.rules)} that are tried")
     for finding in lint(table):
         if (finding.kind, finding.rule) not in known:
-            print(f"{finding.severity}: {finding}")
+            say(f"{finding.severity}: {finding}")
     if find_user_table(None)[0] != path:
         console(stderr=True).print(
             f"to use it: --rules {path}, or ROOFLANE_RULES={path}, or in pyproject.toml [tool.rooflane] rules = "
@@ -230,7 +232,7 @@ def _ask(question: str, read: Callable[[str], Any]) -> Any:
 
 
 def _ask_when() -> dict[str, Any]:
-    print(f"conditions such as seq_len<=128 or regime=launch, one a line, an empty line ends; on {', '.join(FIELDS)}")
+    say(f"conditions such as seq_len<=128 or regime=launch, one a line, an empty line ends; on {', '.join(FIELDS)}")
     given: list[str] = []
 
     def read(text: str) -> bool:
@@ -282,14 +284,12 @@ def regret_command(
     title, optional = f"regret of {found.rules}, run {found.run}", ("judged by itself", "rule")
     print_table(Table(title, columns, rows, 4, optional=optional), console())
     for shape, reason in found.left_out.items():
-        print(f"shape {shape}: left out, {reason}")
+        say(f"shape {shape}: left out, {reason}")
     over = f"over {counted(len(found.shapes), 'shape')}"
-    print(
-        f"table over oracle: {interval(found.table)} {over}; {times(found.apparent)}x with the oracle judged by itself"
-    )
+    say(f"table over oracle: {interval(found.table)} {over}; {times(found.apparent)}x with the oracle judged by itself")
     for family, ratio in sorted(found.singles.items(), key=lambda item: item[1].centre):
-        print(f"{family} for all, over oracle: {interval(ratio)}")
+        say(f"{family} for all, over oracle: {interval(ratio)}")
     if found.single_over_table:
-        print(f"best one family for all, over the table: {interval(found.single_over_table)}")
+        say(f"best one family for all, over the table: {interval(found.single_over_table)}")
     else:
-        print("no family was right and timed on all of these shapes, so none can be compared over all of them")
+        say("no family was right and timed on all of these shapes, so none can be compared over all of them")

@@ -18,8 +18,11 @@ from rooflane.eval.commands.output import (
     console,
     find_shapes,
     refuse_beside_resume,
+    remark,
     report_kept_profile,
+    say,
 )
+from rooflane.eval.report.escape import plain
 from rooflane.eval.report.table import Table, print_table
 
 if TYPE_CHECKING:
@@ -77,7 +80,7 @@ def submit_command(
 
         check_device(device)
         report_kept_profile(profile, resolve_device(device.removesuffix(":0")))
-        print(read_organiser(organiser).note(), file=sys.stderr)
+        remark(read_organiser(organiser).note())
         with follow() as on_event:
             submission = submit(
                 organiser,
@@ -107,10 +110,10 @@ def _finish(submission: Submission, as_json: bool) -> None:
         columns, rows = submission_table(summary)
         print_table(Table("As the organiser's script prints it", columns, rows, 4), console())
     for line in remarks(summary):
-        print(line, file=lines)
-    print(f"rows with the raw text: {submission.folder}", file=sys.stderr)
+        say(line, to=lines)
+    remark(f"rows with the raw text: {submission.folder}")
     if submission.interrupted:
-        print(submission.resume_hint(), file=sys.stderr)
+        remark(submission.resume_hint())
     raise typer.Exit(summary.exit_code())
 
 
@@ -121,12 +124,12 @@ def follow() -> Iterator[Callable[[SubmitEvent], None]]:
     if not screen.is_terminal:
         yield _print_row
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=screen, transient=True) as progress:
         task = progress.add_task("starting", total=None)
 
         def on_event(event: SubmitEvent) -> None:
-            place = f"process {event.process + 1}/{event.processes}  shape {event.shape}"
+            place = plain(f"process {event.process + 1}/{event.processes}  shape {event.shape}")
             progress.update(task, completed=event.done, total=event.total, description=place)
 
         yield on_event
@@ -142,8 +145,4 @@ def _print_row(event: SubmitEvent) -> None:
         else ""
     )
     text = ": ".join(filter(None, (row.outcome, timing or row.reason)))
-    print(
-        f"[{event.done}/{event.total}] process {event.process + 1}  shape {row.shape}  {text}",
-        file=sys.stderr,
-        flush=True,
-    )
+    remark(f"[{event.done}/{event.total}] process {event.process + 1}  shape {row.shape}  {text}")

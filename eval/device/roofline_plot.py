@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rooflane.eval.device.operations import ForwardProfile, Operation
+from rooflane.eval.report.escape import plain
 from rooflane.eval.report.page.charts import draw_roofs, unit
 from rooflane.eval.report.page.drawing import (
     LIGHT,
     MARGIN,
     TITLE,
     Chart,
-    clean,
     looks,
     new_axes,
     new_figure,
@@ -82,7 +82,7 @@ def _draw_products(axes: Axes, points: list[Operation], forward: ForwardProfile)
         across, up = point.intensity, point.flops_per_s / scale
         title = f"{point.name}: {number(up)} {unit(rates[dtype][1])[1]}FLOP/s, {number(across)} FLOPs a byte"
         size = (30 + 600 * point.seconds / forward.busy_s) ** 0.5
-        axes.plot([across], [up], "o", markersize=size, color=LIGHT["s0"], alpha=0.7, gid=TITLE + clean(title))
+        axes.plot([across], [up], "o", markersize=size, color=LIGHT["s0"], alpha=0.7, gid=TITLE + plain(title))
         near = next((group for group in groups if 0.8 < across / group[1] < 1.25 and 0.6 < up / group[2] < 1.6), None)
         if near:
             near[0].append(point.name)
@@ -98,7 +98,7 @@ def _draw_traffic(axes: Axes, rows: list[Operation], forward: ForwardProfile) ->
     scale, prefix = unit(limit)
     for place, row in enumerate(rows):
         title = f"{row.name}: {number(row.bytes_per_s / scale)} {prefix}B/s"
-        axes.barh([place], [row.bytes_per_s / scale], color=LIGHT["s1"], gid=TITLE + clean(title))
+        axes.barh([place], [row.bytes_per_s / scale], color=LIGHT["s1"], gid=TITLE + plain(title))
     names = [shorten(f"{row.name}, {row.seconds / forward.busy_s:.0%} of the time", 200, 11) for row in rows]
     axes.set_yticks(range(len(rows)), names, fontsize=11, color=LIGHT["ink"])
     axes.set_ylim(max(len(rows), 1) - 0.5, -0.5)

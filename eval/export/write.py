@@ -13,6 +13,8 @@ from rooflane.dispatch import Profile, RuleTable, host_profile
 from rooflane.eval.export import embedded
 from rooflane.eval.export.collect import ExportError, collect_files
 from rooflane.eval.record.environment import git_commit
+from rooflane.eval.report.escape import plain
+from rooflane.eval.report.files import write_file
 from rooflane.eval.worker.candidates import Candidate, Plan, plan_candidate
 from rooflane.families import get_family
 from rooflane.families.registry import GROUP
@@ -110,9 +112,9 @@ def export(shapes: Sequence[Shape], candidate: Candidate, profile: Profile, rule
 
 def write_export(text: str, path: Path) -> None:
     """Write an exported file; an existing file is replaced only when it is an export too."""
-    if path.exists() and MARK not in path.read_text(encoding="utf-8", errors="replace")[:200]:
+    if path.is_file() and MARK not in path.read_text(encoding="utf-8", errors="replace")[:200]:
         raise ExportError(f"{path}: exists and was not written by rooflane export; name another file with --out")
-    path.write_text(text, encoding="utf-8")
+    write_file(path, text)
 
 
 def text_literal(text: str) -> str:
@@ -137,8 +139,8 @@ def _header(found: Export, profile: Profile) -> str:
         "In the file: an importer, then whole source files of rooflane as strings, then the table of shapes.",
         "",
         "shapes:",
-        *(f"    {shape.id}: {shape.label()}: {plan.family}{_options(plan)}" for shape, plan in found.planned),
-        *(f"    {shape.id}: {shape.label()}: plain torch" for shape, _ in found.plain),
+        *(_inside(f"    {shape.id}: {shape.label()}: {plan.family}{_options(plan)}") for shape, plan in found.planned),
+        *(_inside(f"    {shape.id}: {shape.label()}: plain torch") for shape, _ in found.plain),
         f"families: {', '.join(found.families)}",
         "",
         *LICENCE.strip().splitlines(),
@@ -147,6 +149,11 @@ def _header(found: Export, profile: Profile) -> str:
         "# ruff: noqa",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _inside(text: str) -> str:
+    """Return text for the inside of a docstring: the name of a shape must not end it."""
+    return plain(text).replace("\\", "\\\\").replace('"', '\\"')
 
 
 def _importer() -> str:

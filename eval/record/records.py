@@ -272,6 +272,7 @@ class RunMeta(BaseModel):
         "in older runs",
     )
     rules: RulesUsed | None = Field(default=None, description="None in runs of before tables were recorded")
+    left_out: str = Field(default="", description="what a quick run leaves out by its settings, in one line")
 
     def shape_list(self) -> list[Shape]:
         """Return the run's shapes, in file order."""

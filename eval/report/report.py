@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rooflane.eval.exit_codes import EvaluationError
-from rooflane.eval.report.render import render
+from rooflane.eval.report.escape import Ready, markdown, markdown_code
+from rooflane.eval.report.files import write_file
+from rooflane.eval.report.render import make_environment
 from rooflane.eval.report.table import NONE, Table, grouped, interval, number, print_table, print_text, ratio_columns
 from rooflane.eval.report.tables import (
     all_tables,
@@ -84,16 +86,26 @@ def comparison_table(comparison: Comparison) -> Table:
 
 def render_markdown(summary: Summary) -> str:
     """Return the whole report as Markdown; the same records give the same bytes."""
-    return render(
-        "report.md.j2",
+    environment = make_environment(finalize=_as_markdown)
+    environment.filters["code"] = markdown_code
+    return environment.get_template("report.md.j2").render(
         meta=summary.meta,
         headlines=headline_lines(summary),
-        not_run=not_run_lines(summary),
+        not_run=[_sentence(line) for line in not_run_lines(summary)],
         tables=[(table.title, _markdown(table)) for table in all_tables(summary)],
         environment=environment_line(summary),
-        conditions=conditions(summary),
+        conditions=[_sentence(line) for line in conditions(summary)],
         problems=summary.problems(),
     )
+
+
+def _as_markdown(value: Any) -> Any:
+    """Return what a template shows of a value: a text escaped, unless it is Markdown already."""
+    return markdown(value) if isinstance(value, str) and not isinstance(value, Ready) else value
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def render_json(summary: Summary) -> str:
@@ -104,17 +116,17 @@ def render_json(summary: Summary) -> str:
 def render_readme_table(summary: Summary) -> str:
     """Return the README's table: every candidate beside eager and the controls, headline and conditions under it."""
     tables = [speed_table(summary, candidate) for candidate in summary.meta.candidates] + [oversize_table(summary)]
-    parts = [f"{table.title}:\n\n{_markdown(table)}" for table in tables if table.rows]
+    parts = [f"{markdown(table.title)}:\n\n{_markdown(table)}" for table in tables if table.rows]
     lines = []
     for line, details in headline_lines(summary):
-        lines += [f"- **{line}**", *([f"  - {details}"] if details else [])]
-    return "\n\n".join([*parts, "\n".join(lines), f"Run {summary.meta.id}: {environment_line(summary)}."])
+        lines += [f"- **{markdown(line)}**", *([f"  - {markdown(details)}"] if details else [])]
+    return "\n\n".join([*parts, "\n".join(lines), markdown(f"Run {summary.meta.id}: {environment_line(summary)}.")])
 
 
 def update_between_markers(path: str | Path, name: str, text: str) -> bool:
     """Replace what stands between `<!-- NAME:begin -->` and `<!-- NAME:end -->`; return whether the file changed.
 
-    Raises `EvaluationError` when the file cannot be read or does not hold each marker once, in order.
+    Raises `EvaluationError` when the file is a link, cannot be read or does not hold each marker once, in order.
     """
     path = Path(path)
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
@@ -128,17 +140,19 @@ def update_between_markers(path: str | Path, name: str, text: str) -> bool:
     new = f"{head}{begin}\n{text.strip()}\n{end}{rest.split(end)[1]}"
     if new == old:
         return False
-    path.write_text(new, encoding="utf-8")
+    write_file(path, new)
     return True
 
 
-def _markdown(table: Table) -> str:
+def _markdown(table: Table) -> Ready:
+    table = table.shown(markdown)
+
     def line(cells: tuple[str, ...]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+        return "| " + " | ".join(cells) + " |"
 
     rule = ["---" if index < table.left else "--:" for index in range(len(table.columns))]
     lines = [line(table.columns), "|" + "|".join(rule) + "|", *map(line, table.rows)]
-    return "\n".join(lines) + (f"\n\n{table.note}." if table.note else "")
+    return Ready("\n".join(lines) + (f"\n\n{table.note}." if table.note else ""))
 
 
 def _finite(value: Any) -> Any:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
+
+from rooflane.eval.report.escape import plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,6 +43,13 @@ class Table:
     optional: tuple[str, ...] = ()
     prose: bool = False
 
+    def shown(self, escape: Callable[[str], str]) -> Table:
+        """Return the table with every text escaped for a medium."""
+        rows = tuple(tuple(map(escape, row)) for row in self.rows)
+        names = tuple(map(escape, self.columns))
+        optional = tuple(map(escape, self.optional))
+        return Table(escape(self.title), names, rows, self.left, escape(self.note), optional, self.prose)
+
     def without(self, name: str) -> Table:
         """Return the table without a column."""
         at = self.columns.index(name)
@@ -55,6 +64,7 @@ def terminal_lines(table: Table, width: int) -> list[str]:
     A table that is too wide loses its optional columns, and a note names them; one that is still too wide has its
     rows stacked. Sentences are wrapped between words.
     """
+    table = table.shown(plain)
     if table.prose:
         return [table.title, *_prose(table, width)]
     dropped = []
@@ -80,7 +90,7 @@ def print_table(table: Table, console: Console) -> None:
 
 def print_text(text: str, console: Console, style: str = "", indent: str = GAP) -> None:
     """Print text broken between words to the width of the console; later lines are indented."""
-    for line in wrap(text, console.width, indent):
+    for line in wrap(plain(text), console.width, indent):
         _print_line(line, console, style)
 
 

@@ -155,9 +155,13 @@ def not_run_table(summary: Summary) -> Table:
 
 
 def not_run_lines(summary: Summary) -> list[str]:
-    """Return the shapes without any time, those of one reason on one line."""
+    """Return the shapes that were not run, in any process or in some, those of one reason on one line."""
     rows = [(name, summary.row(name).eager.reason or "not reached") for name in summary.not_run]
-    return [f"not run: {counted_shapes(names)}: {reason}" for names, reason in grouped(rows)]
+    lines = [f"not run: {counted_shapes(names)}: {reason}" for names, reason in grouped(rows)]
+    # On a busy machine a process may leave out a shape that another one timed.
+    some = [(row.shape.id, row.eager.reason) for row in summary.rows if row.eager.event_ms and row.eager.reason]
+    some = [(name, reason) for name, reason in some if summary.row(name).eager.status == "skipped"]
+    return lines + [f"not run in every process: {counted_shapes(names)}: {reason}" for names, reason in grouped(some)]
 
 
 def counted_shapes(names: str) -> str:
@@ -202,6 +206,8 @@ def conditions(summary: Summary) -> list[str]:
     lines = []
     if text := summary.contamination.describe():
         lines.append(text)
+    if summary.meta.left_out:
+        lines.append(summary.meta.left_out)
     if summary.host and (text := summary.host.describe()):
         lines.append(text)
     if text := _window(summary):

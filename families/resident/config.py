@@ -79,6 +79,13 @@ class ResidentConfig(ABC):
     def binder(self, weights: dict[str, Tensor], operands: torch.dtype, eps: float, units: int) -> Bind:
         """Return what binds the launch for packed weights on a device of so many multiprocessors."""
 
+    def compile_ahead(self, operands: torch.dtype) -> int:
+        """Compile the kernel into the cache on the disk, without a GPU; return how many variants that can be done for.
+
+        It is none for Triton's kernels, which are compiled for the device at hand.
+        """
+        return 0
+
     @classmethod
     @abstractmethod
     def cases(cls) -> Iterable[tuple[Shape, Architecture, Room]]:

@@ -119,6 +119,16 @@ class Sm90Config(ResidentConfig):
 
         return bind
 
+    def compile_ahead(self, operands: torch.dtype) -> int:
+        import torch
+
+        from rooflane.families.runtime.cuda_kernel import compile_cubin
+
+        sources = [self.source(masked, operands is torch.bfloat16) for masked in (True, False)]
+        for source in sources:
+            compile_cubin(source, f"sm_{SM90.number}a")
+        return len(sources)
+
     @classmethod
     def cases(cls) -> Iterable[tuple[Shape, Architecture, Room]]:
         """Return the shipped shapes that the family takes, on the H200, which the kernels are made for."""

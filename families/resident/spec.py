@@ -112,6 +112,12 @@ class Resident(FamilySpec):
                     seen.add(case.key)
                     yield case
 
+    def compile_ahead(self, shape: Shape, profile: Limits, operand_dtype: str | None = None, **options: Any) -> int:
+        """Compile a CUDA C++ kernel for the device of the profile, with a mask and without."""
+        from rooflane.families.runtime.call_checks import operand_dtype as dtype_of
+
+        return choose(shape, _room(profile)).config.compile_ahead(dtype_of(operand_dtype, shape, profile.kind))
+
     def build(self, model: nn.Module, shape: Shape, device: device, operand_dtype: str | None = None) -> Forward:
         """Return the built forward; its kernels are compiled at the first call."""
         import torch

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
-from rooflane.eval.exit_codes import EvaluationError
+from rooflane.eval.report.escape import plain
+from rooflane.eval.report.files import write_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -93,11 +94,6 @@ def scheme_css(selector: str) -> str:
     return f"{selector} {{ {light} }}\n{dark_rule}\n"
 
 
-def clean(text: str) -> str:
-    """Return a text without the control characters that neither XML nor HTML may hold."""
-    return "".join(c if c >= " " and not "\x7f" <= c <= "\x9f" else "\ufffd" for c in text)
-
-
 def new_figure(width: float, height: float = 400) -> Figure:
     """Return an empty figure of a size in pixels, with a canvas that measures texts."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -122,7 +118,7 @@ def new_axes(figure: Figure, height: float, left: float, top: float, right: floa
 
 def write_text(figure: Figure, x: float, y: float, text: str, colour: str = "ink", **options) -> None:
     """Write a text with its baseline `y` pixels below the figure's top, whatever height the figure gets."""
-    figure.text(0, 1, clean(text), color=LIGHT[colour], transform=_from_top(figure, x, y), **options)
+    figure.text(0, 1, plain(text), color=LIGHT[colour], transform=_from_top(figure, x, y), **options)
 
 
 def _from_top(figure: Figure, x: float, y: float) -> Transform:
@@ -170,7 +166,7 @@ def mark_style(series: Series, size: float = 9.0) -> dict[str, object]:
 
 def draw_mark(axes: Axes, x: float, y: float, series: Series, title: str, size: float = 9.0) -> None:
     """Draw one mark; an SVG viewer shows its title under the pointer."""
-    axes.plot([x], [y], gid=TITLE + clean(title), zorder=3, clip_on=False, **mark_style(series, size))
+    axes.plot([x], [y], gid=TITLE + plain(title), zorder=3, clip_on=False, **mark_style(series, size))
 
 
 def log_limits(values: Iterable[float], room: float = 1.25) -> tuple[float, float]:
@@ -219,12 +215,12 @@ def text_width(text: str, size: float = FONT, weight: str = "normal") -> float:
     from matplotlib.font_manager import FontProperties
 
     font = FontProperties(family="DejaVu Sans", size=size, weight=weight)
-    return RendererAgg(1, 1, PIXELS).get_text_width_height_descent(clean(text), font, False)[0]
+    return RendererAgg(1, 1, PIXELS).get_text_width_height_descent(plain(text), font, False)[0]
 
 
 def shorten(text: str, width: float, size: float = FONT) -> str:
     """Return a text cut to a width, an ellipsis at its end where something is missing."""
-    text = clean(text)
+    text = plain(text)
     if text_width(text, size) <= width:
         return text
     while text and text_width(text + "…", size) > width:
@@ -287,14 +283,13 @@ def save_chart(chart: Chart, path: Path) -> None:
 
     Raises `EvaluationError` when the file cannot be written.
     """
-    try:
-        if path.suffix == ".svg":
-            path.write_text(f'<?xml version="1.0" encoding="UTF-8"?>\n{svg_text(chart)}\n', encoding="utf-8")
-        else:
-            with looks():
-                chart.figure.savefig(path, dpi=2 * PIXELS, metadata={"Software": None})
-    except OSError as error:
-        raise EvaluationError(f"{path}: cannot be written ({error}); name another place") from None
+    if path.suffix == ".svg":
+        write_file(path, f'<?xml version="1.0" encoding="UTF-8"?>\n{svg_text(chart)}\n')
+        return
+    raw = io.BytesIO()
+    with looks():
+        chart.figure.savefig(raw, format="png", dpi=2 * PIXELS, metadata={"Software": None})
+    write_file(path, raw.getvalue())
 
 
 def svg_text(chart: Chart, name: str = "plot", css_class: str = "") -> str:
@@ -315,7 +310,7 @@ def svg_text(chart: Chart, name: str = "plot", css_class: str = "") -> str:
     })  # fmt: skip
     root.attrib |= {"class": css_class} if css_class else {"width": width, "height": height}
     for tag, text in (("title", chart.title), ("desc", chart.description)):
-        ElementTree.SubElement(root, f"{SVG}{tag}", {"id": f"{name}-{tag}"}).text = clean(text)
+        ElementTree.SubElement(root, f"{SVG}{tag}", {"id": f"{name}-{tag}"}).text = plain(text)
     if not css_class:
         ElementTree.SubElement(root, f"{SVG}style").text = scheme_css("svg")
     for child in drawn:

@@ -10,10 +10,11 @@ from pathlib import Path
 from urllib.parse import quote
 
 from rooflane.dispatch.units import size
-from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.record.records import RECORDS_FILE, RUN_FILE, TruthCheck
+from rooflane.eval.report.escape import plain
+from rooflane.eval.report.files import write_file
 from rooflane.eval.report.page.charts import NARROW, PLOT_KINDS, WIDE, draw
-from rooflane.eval.report.page.drawing import clean, scheme_css, svg_text
+from rooflane.eval.report.page.drawing import scheme_css, svg_text
 from rooflane.eval.report.page.source import PageData
 from rooflane.eval.report.render import TEMPLATES, make_environment
 from rooflane.eval.report.table import NONE, Table, number, times
@@ -48,7 +49,7 @@ def render_page(data: PageData, folder: Path) -> str:
     from markupsafe import Markup
 
     environment = make_environment(
-        autoescape=True, finalize=lambda value: clean(value) if type(value) is str else value
+        autoescape=True, finalize=lambda value: plain(value) if type(value) is str else value
     )
     environment.globals |= {"sort_key": sort_key, "numeric_columns": numeric_columns}
     style = scheme_css(":root") + (TEMPLATES / "page.css").read_text(encoding="utf-8")
@@ -90,10 +91,7 @@ def render_page(data: PageData, folder: Path) -> str:
 
 def write_page(data: PageData, path: Path) -> None:
     """Write a run's page; its links to the records are relative to its own place."""
-    try:
-        path.write_text(render_page(data, path.parent), encoding="utf-8")
-    except OSError as error:
-        raise EvaluationError(f"{path}: cannot be written ({error}); name another place") from None
+    write_file(path, render_page(data, path.parent))
 
 
 def sort_key(text: str) -> float | None:
