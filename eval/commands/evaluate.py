@@ -79,7 +79,7 @@ def eval_command(
         str, typer.Option(help="Device profile: a name, a TOML file, or auto; on a CPU auto measures this host once.")
     ] = "auto",
     quick: Annotated[
-        bool, typer.Option("--quick", help="3 processes: intervals are shown, no verdict is claimed.")
+        bool, typer.Option("--quick", help="3 processes: a verdict only where the interval at 99.9% shows it.")
     ] = False,
     processes: Annotated[int | None, typer.Option(help="Fresh processes each arm is measured in.  [8]")] = None,
     shape: Annotated[list[str] | None, typer.Option(metavar="ID", help="Only this shape; repeatable.")] = None,

@@ -47,7 +47,7 @@ class Settings(BaseModel):
     profile: str = "auto"
     rules: str | None = None
     processes: int = Field(default=8, ge=1)
-    quick: bool = Field(default=False, description="intervals are shown, no verdict is claimed")
+    quick: bool = Field(default=False, description="a verdict only where the interval at 99.9% shows it")
     inputs: Literal["fresh", "fixed"] = "fresh"
     controls: tuple[str, ...] | None = None
     compile_processes: int | None = Field(default=None, ge=0, description="processes that time the compiled controls")

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from rooflane.eval.exit_codes import EvaluationError, ExitCode
-from rooflane.eval.record.nulls import machine_of, software_of
+from rooflane.eval.record.nulls import machine_of, matching, software_of
 from rooflane.eval.record.records import EAGER
 from rooflane.eval.stats.estimator import Estimate, ShapeEstimate, estimate, welch_by_shape
 from rooflane.eval.stats.evidence import Evidence
@@ -231,6 +231,7 @@ def _floors(left: Side, right: Side, shapes: Sequence[str], paired: bool) -> Flo
     nulls: list[Estimate] = []
     means: list[Sequence[float]] = []
     by_shape: dict[str, list[Sequence[float]]] = {}
+    used: set[str] = set()
     for side in dict.fromkeys((left, right)):
         # An arm without a timed copy uses eager's null.
         timed = [shape for shape in shapes if shape in side.evidence.counted]
@@ -238,7 +239,9 @@ def _floors(left: Side, right: Side, shapes: Sequence[str], paired: bool) -> Flo
         nulls += own.values()
         if paired and side is right:
             continue  # both sides are of one run, so its stored nulls were added already
-        stored = side.evidence.stored(side.run.stored_nulls())
+        found = matching(side.run.stored_nulls(), side.evidence.key, side.run.meta.id)
+        stored = side.evidence.stored([null for null in found if null.run not in used])
+        used |= {null.run for null in found}  # both runs may have kept the same ones
         means += stored.geomean
         for shape, logs in (stored.shapes or {}).items():
             by_shape.setdefault(shape, []).extend(logs)

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from rooflane.eval import EvaluationError, open_run
-from rooflane.eval.stats import estimator, run, verdict
+from rooflane.eval.stats import estimator, rounds, run, verdict
 from rooflane.eval.stats import evidence as assess_module
+from rooflane.eval.stats.evidence import Stored
 from rooflane.eval.stats.rounds import Contamination
 from rooflane.eval.stats.verdict import Floor, Floors, Verdict
 
@@ -91,3 +92,34 @@ def test_without_the_strict_level_a_quick_look_claims(rng, draw, judge, monkeypa
     assert claims() <= 5
     monkeypatch.setattr(verdict, "LEAST_PROCESSES", 2)
     assert claims() >= 15
+
+
+def test_without_the_factor_of_two_a_contaminated_campaign_claims_a_small_gain(rng, draw, judge, monkeypatch):
+    def neighbour(when, logs):
+        bad = rng.random((*logs.shape[:2], 1, logs.shape[3] // 2)) < 0.35
+        return logs + np.log(1.3) * np.repeat(bad, 2, axis=3)
+
+    campaigns = [draw(rng, gain=0.2, disturb=neighbour, **SMALL) for _ in range(5)]
+    assert {judge(calls).judgement.verdict for calls in campaigns} == {Verdict.CONTAMINATED}
+    monkeypatch.setattr(verdict, "WIDE", 1.0)
+    assert {judge(calls).judgement.verdict for calls in campaigns} == {Verdict.FASTER}
+
+
+def test_without_the_second_run_one_run_sets_a_later_floor(rng, draw, judge, monkeypatch):
+    calls = draw(rng, gain=0.1, sd=0.003, **SMALL)
+    stored = Stored([[0.003]] * 19 + [[0.3, 0.3]])
+    assert judge(calls, stored).judgement.verdict == Verdict.FASTER
+    monkeypatch.setattr(verdict, "_upper", lambda runs: max(abs(log) for run in runs for log in run))
+    assert judge(calls, stored).judgement.verdict == Verdict.INCONCLUSIVE
+
+
+def test_without_lasting_conditions_a_shape_at_the_power_limit_takes_the_answer_away(rng, draw, judge, monkeypatch):
+    calls = draw(rng, gain=0.5, **SMALL)
+    free, capped = ({"sm_mhz": clock, "throttle": throttle} for clock, throttle in ((1980, []), (1700, ["SwPowerCap"])))
+    telemetry = {
+        (str(shape), process): [capped if shape == 4 else free] * 4 for shape in range(5) for process in range(8)
+    }
+    assert judge(calls, telemetry=telemetry).judgement.verdict == Verdict.FASTER
+    monkeypatch.setattr(rounds, "LASTING", ())
+    lost = judge(calls, telemetry=telemetry)
+    assert lost.judgement.verdict == Verdict.NONE and "a clean block of shape 4" in lost.judgement.why

@@ -1,8 +1,11 @@
 """Comparing by latency: paired in one run, Welch across two, and never silently over fewer shapes."""
 
+import math
+
 import pytest
 
 from rooflane.eval import EvaluationError, compare
+from rooflane.eval.record.nulls import NULLS_FILE, append_nulls
 from rooflane.eval.stats.run import create_run
 from rooflane.shapes import Shape
 
@@ -155,3 +158,30 @@ def test_a_shape_a_control_never_owed_takes_no_mean_away(make_meta, full_rows, m
     both = compare(str(run.folder), str(other.folder))
     assert [pair.shape for pair in both.pairs] == ["a", "huge"]
     assert both.floor is not None and both.geomean.centre == pytest.approx(1.0)
+
+
+def test_nulls_that_both_runs_kept_count_once(tmp_path, stored_run, make_meta, full_rows):
+    (null,) = stored_run.nulls()
+    kept = [null.model_copy(update={"run": f"run {index}", "log": 0.004}) for index in range(18)]
+    # One run strays. Counted from both sides it would be two that agree.
+    kept.append(null.model_copy(update={"run": "strays", "log": 0.4}))
+    other = create_run(tmp_path / "more", stored_run.meta.model_copy(update={"id": "other"}))
+    other.append(full_rows(other.meta, {"mine": 4.0}))
+    for run in (stored_run, other):
+        append_nulls(run.folder / NULLS_FILE, kept)
+    found = compare(str(other.folder), str(stored_run.folder))
+    assert (found.floor.count, found.floor.provisional) == (19, False)
+    assert found.floor.value == pytest.approx(math.expm1(0.004))
+
+
+@pytest.mark.parametrize("process", [0, 3, 5])
+def test_a_process_without_a_clean_block_of_a_shape_costs_two_runs_no_mean(tmp_path, stored_run, full_rows, process):
+    state = {"blocks": [{"sm_mhz": 1980, "throttle": [], "other_processes": 1}]}
+    other = create_run(tmp_path / "more", stored_run.meta.model_copy(update={"id": "other"}))
+    other.append(
+        row.model_copy(update={"telemetry": state}) if (row.shape_id, row.process) == ("a", process) else row
+        for row in full_rows(other.meta, {"mine": 4.0})
+    )
+    found = compare(str(other.folder), str(stored_run.folder))
+    assert found.geomean.centre == pytest.approx(2.0, rel=0.02) and found.verdict == "faster"
+    assert found.geomean.count == 6
