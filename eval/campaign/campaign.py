@@ -159,7 +159,9 @@ class Campaign:
         # What a killed part took is not known any more: then there is no account.
         known = self.meta.spent_s or not self.pending.rows
         self.spent = Spent(self.started, self.meta.spent_s) if known else None
-        self.standing = standing()
+        # What workers inherit, before any candidate can change it.
+        server = fork_server()
+        self.standing = standing(server.pid if server else 0)
         self.at = ""
         self.done_before = self.pending.done
         self.skipped = 0  # rows of this part that needed no worker

@@ -46,7 +46,6 @@ class Outside:
         now = standing()
         self._expected = expected or now
         self._group = _autogroup_nice()
-        # Threads as they were first met: libraries choose cores for their own.
         self._met = {thread: found for thread in _threads() if (found := standing(thread))}
         self._continued = 0
         # Whoever is stopped is told to go on afterwards; a signal is handled before the next line of Python runs.
@@ -65,18 +64,18 @@ class Outside:
         self._continued = 0
         if _autogroup_nice() != self._group:
             lines.append(PRIORITY)
-        main = os.getpid()
-        for thread in _threads():
+        main, living = os.getpid(), _threads()
+        self._met = {thread: found for thread, found in self._met.items() if thread in living}
+        for thread in living:
             now = standing(thread)
             if now is None:
                 continue
-            # A thread that was started meanwhile stands as the one that started it.
-            usual = self._expected if thread == main else self._met.get(thread)
-            usual = usual or next((one for one in self._met.values() if one.cores == now.cores), self._expected)
+            # Libraries choose cores for threads of their own: one stands as it did when it was first met.
+            met = self._met.setdefault(thread, now)
+            usual = self._expected if thread == main else met
             if (now.nice, now.policy) != (usual.nice, usual.policy):
                 lines.append(PRIORITY)
-            bound = self._met.get(thread)
-            if now.cores not in (usual.cores, bound.cores if bound else usual.cores, *chosen):
+            if now.cores not in (met.cores, self._expected.cores, *chosen):
                 lines.append(CORES)
         return list(dict.fromkeys(lines))
 
