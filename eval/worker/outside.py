@@ -60,8 +60,7 @@ class Outside:
         if self._expected is None:
             return []
         chosen = {tuple(sorted(cores)) for cores in ours}
-        lines = [STOPPED] if self._continued else []
-        self._continued = 0
+        lines = []
         if _autogroup_nice() != self._group:
             lines.append(PRIORITY)
         main, living = os.getpid(), _threads()
@@ -77,7 +76,9 @@ class Outside:
                 lines.append(PRIORITY)
             if now.cores not in (met.cores, self._expected.cores, *chosen):
                 lines.append(CORES)
-        return list(dict.fromkeys(lines))
+        # Last: the system may hand the signal to another thread, and this one learns of it a moment later.
+        stopped, self._continued = self._continued, 0
+        return list(dict.fromkeys([STOPPED, *lines] if stopped else lines))
 
     def _note_continued(self, number: int, frame: object) -> None:
         self._continued += 1

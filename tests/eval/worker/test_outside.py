@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -63,6 +64,7 @@ def test_a_stop_is_seen_once_however_short(child):
     pid, _, look = child
     os.kill(pid, signal.SIGSTOP)
     os.kill(pid, signal.SIGCONT)
+    time.sleep(0.05)  # until the signal is handled, in whichever thread
     assert [look(), look()] == [repr([STOPPED]), "[]"]
 
 
