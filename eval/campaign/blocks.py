@@ -15,10 +15,11 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from rooflane.eval.campaign.launch import Crash
+from rooflane.eval.campaign.turns import TurnWatch, cpu_times
 from rooflane.eval.check.cases import Case
 from rooflane.eval.check.integrity import WindowWall
 from rooflane.eval.check.verify import WrongOutput, require
-from rooflane.eval.record.records import ArmId
+from rooflane.eval.record.records import REFERENCE, ArmId
 from rooflane.eval.worker import protocol
 
 if TYPE_CHECKING:
@@ -171,6 +172,7 @@ class ArmTimer:
     tokens: list[float] = field(default_factory=list)
     integrity: list[str] = field(default_factory=list)
     checks: int = 0
+    watch: TurnWatch = field(default_factory=TurnWatch)
 
     def measure(self, round_index: int, calls: int) -> Round:
         """Time one round; raises `WrongOutput` when an output of a timed call is not what it must be."""
@@ -198,12 +200,17 @@ class ArmTimer:
     def _window(self, round_index: int, part: int, calls: int, lead: int) -> protocol.Window:
         """Run one window and check what needs no judge."""
         seed, mark_seed = self.schedule.window(round_index, part), self._mark_seed(round_index, part)
-        watch = self.judge is not None
-        self._ask(protocol.Prepare(self.arm, seed, calls, lead, mark_seed, self.schedule.fixed, watch))
+        judged = self.judge is not None
+        self._ask(protocol.Prepare(self.arm, seed, calls, lead, mark_seed, self.schedule.fixed, judged))
+        pid = self.work.team.pid(self.arm.worker)
+        cpu = cpu_times(pid)
         before = perf_counter_ns()
         self._ask(protocol.Go())
         wall = perf_counter_ns() - before
+        self.watch.add(round_index // 2, str(self.arm), self.arm.worker, wall, cpu, cpu_times(pid))
         found = self._ask(protocol.Finish())
+        if self.arm.worker == REFERENCE:
+            self.watch.disturb(round_index // 2, found.outside)
         if len(found.event_ns) != calls:
             raise Crash("the worker's times are not one for each call that was asked for")
         self.walls.append(WindowWall(wall, calls + lead, calls, sum(found.event_ns)))

@@ -51,6 +51,7 @@ from rooflane.eval.report.table import number
 from rooflane.eval.report.table import times as ratio_text
 from rooflane.eval.stats.run import Run, create_run, open_run
 from rooflane.eval.worker.candidates import load_rule_table, parse_candidate
+from rooflane.eval.worker.outside import standing
 from rooflane.eval.worker.protocol import Hello
 from rooflane.families import get_family
 from rooflane.families.runtime.host import host_build_pending
@@ -178,6 +179,9 @@ class Campaign:
         # What a killed part took is not known any more: then there is no account.
         known = self.meta.spent_s or not self.pending.rows
         self.spent = Spent(self.started, self.meta.spent_s) if known else None
+        # What workers inherit, before any candidate can change it.
+        server = fork_server()
+        self.standing = standing(server.pid if server else 0)
         self.at = ""
         self.done_before = self.pending.done
         self.skipped = 0  # rows of this part that needed no worker
@@ -251,7 +255,7 @@ class Campaign:
         """Measure what is to do with one team of workers."""
         # The table the run was predicted with, whatever has become of its file since.
         rules = self.meta.rules.text if self.meta.rules else load_rule_table(self.settings.rules).text()
-        hello = Hello(self.meta.device, self.meta.profile, rules, describe=False)
+        hello = Hello(self.meta.device, self.meta.profile, rules, describe=False, standing=self.standing)
         deadline = self._deadline(process)
         if self.meta.device == "cuda" and self._uses_families() and host_build_pending():
             self._tell("note", process, text="compiling the C++ call path once, about half a minute")

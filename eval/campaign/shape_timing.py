@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rooflane.eval.campaign.blocks import ArmTimer, Counts, Samples, Schedule, choose_counts, time_blocks
 from rooflane.eval.campaign.launch import Crash
 from rooflane.eval.campaign.team import ReferenceLost
+from rooflane.eval.campaign.turns import TurnWatch
 from rooflane.eval.check.integrity import hidden_time, impossible_times, physical_floor_ns
 from rooflane.eval.check.promises import PROMISES
 from rooflane.eval.check.verify import CallFailed, WrongOutput
@@ -43,6 +44,7 @@ class ShapeTiming:
         self.samples: dict[str, Samples] = {}
         self.warmups: dict[str, int] = {}
         self.blocks: list[dict[str, Any] | None] = []
+        self.watch = TurnWatch()
 
     def run(self) -> None:
         """Warm every arm up, time the blocks, then take the other clocks."""
@@ -69,6 +71,9 @@ class ShapeTiming:
             for name, error in failures.items():
                 self.failed(self.rows[name], error)
             states = {name: self._states(self.rows[name]) for name in self.samples}
+        for block, state in enumerate(self.blocks):
+            if eager := self.watch.state(block, EAGER):
+                self.blocks[block] = {**(state or {}), "eager": eager}
         if any(self.blocks):
             work.telemetry["blocks"] = self.blocks
         for name, samples in self.samples.items():
@@ -130,6 +135,7 @@ class ShapeTiming:
             capacity=work.capacities.get(row.arm.worker, 1),
             call_ns=found.call_ns,
             judge=work.judge_of(row) if row.arm.kind in ("candidate", "copy") else None,
+            watch=self.watch,
         )
         return {name: self._counts(row, found.call_ns)}
 

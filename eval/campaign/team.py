@@ -126,6 +126,10 @@ class Team:
         """Return the number of a worker's buffer among the reference's."""
         return list(self._buffers).index(name)
 
+    def pid(self, name: str) -> int | None:
+        """Return a worker's process id; None where it has ended."""
+        return self._workers[name].pid if name in self._workers else None
+
     def count(self) -> int:
         """Return how many workers live."""
         return len(self._workers)

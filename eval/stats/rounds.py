@@ -297,4 +297,16 @@ def _states(state: Mapping[str, Any], clock: float | None) -> list[str]:
         found.append(SLOW_CLOCK)
     if state.get("other_processes"):
         found.append("another process")
+    return found + _eager_states(state.get("eager") or {})
+
+
+# Of the cores eager asked for, the share that it may miss beyond what the candidates miss in the same block.
+MOST_LOST = 0.25
+
+
+def _eager_states(state: Mapping[str, Any]) -> list[str]:
+    """Return what was done to eager's process in a block, and whether something else ran in its place."""
+    found = list(state.get("disturbed", ()))
+    if state.get("lost", 0.0) - state.get("others_lost", 0.0) > MOST_LOST:
+        found.append("work in eager's place")
     return found

@@ -64,6 +64,8 @@ class FastCore:
         self._allowed: set[int] = set()
         self._cores: set[int] = set()
         self._fast_ns = 0
+        # Every set of cores that threads of this process were kept to, for who asks whether another did it.
+        self.chosen: list[set[int]] = []
 
     def hold(self, cores: Iterable[int]) -> None:
         """Keep to these cores; does nothing where there are none, or none may be chosen."""
@@ -77,6 +79,7 @@ class FastCore:
         except (AttributeError, OSError):  # not Linux, or forbidden
             return
         self._allowed, self._cores, self._fast_ns = allowed, cores, 0
+        self.chosen = [cores]
 
     def pace_ns(self) -> int:
         """Return the loop's nanoseconds; where they are over 1.3 times the least known, move to the fastest core first.
@@ -104,4 +107,7 @@ class FastCore:
         cores = sorted(self._cores)
         if paces := core_paces(cores[:: -(-len(cores) // CORES_AT_MOST)]):
             self._fast_ns = min(self._fast_ns or inf, *paces.values())
-            os.sched_setaffinity(0, {min(paces, key=paces.get)})
+            best = {min(paces, key=paces.get)}
+            os.sched_setaffinity(0, best)
+            if best not in self.chosen:
+                self.chosen.append(best)

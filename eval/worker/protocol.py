@@ -18,6 +18,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from rooflane.eval.check.cases import Called, Case, OutputFacts
 from rooflane.eval.record.records import ArmId, GateResult, Status, TruthCheck
 from rooflane.eval.worker.candidates import Plan
+from rooflane.eval.worker.outside import Standing
 from rooflane.shapes import Shape
 
 A = TypeVar("A")
@@ -155,6 +156,8 @@ class Window(Message):
     deferred: list[int]
     fault: str
     changed: str
+    # What other processes did to this one meanwhile; only the reference's worker looks.
+    outside: list[str]
 
 
 class StreamHeld(Message):
@@ -238,6 +241,8 @@ class Hello(Request[Greeting]):
     profile: dict[str, Any]
     rules: str
     describe: bool
+    # How the parent was scheduled before any candidate ran; None where the system does not say.
+    standing: Standing | None = None
 
 
 class BeginShape(Request[Begun]):

@@ -77,6 +77,8 @@ class Windows:
         self.subject = subject
         self.clock = clock
         self.pace_ns = pace_ns
+        # Set in the reference's worker: what other processes do to this one.
+        self.outside: Callable[[], list[str]] | None = None
         self._fixed: tuple | None = None
         self._now: _Window | None = None
         self._look_ns = LOOK_NS
@@ -137,6 +139,8 @@ class Windows:
             self._now.late = LateWork()
         # Not in `go`: the parent's wall clock stands round that, and would find the loop's time hidden.
         self._now.loop_ns = self.pace_ns()
+        if self.outside:
+            self.outside()
         return protocol.Done()
 
     def go(self, request: protocol.Go) -> protocol.Done:
@@ -208,6 +212,7 @@ class Windows:
     def finish(self, request: protocol.Finish) -> protocol.Window:
         """Return the window's times, its fingerprints and what the kept outputs show."""
         window = self._now
+        outside = self.outside() if self.outside else []
         event_ns, host_ns = window.read()
         self.clock.synchronize()
         marks = window.taker.read()
@@ -230,6 +235,7 @@ class Windows:
             deferred=[number for number in whole if not torch.equal(again[number], marks[number])],
             fault=fault,
             changed=window.given.change(self.draw, window.mark_seed) if window.given else "",
+            outside=outside,
         )
 
     def hold(self, request: protocol.Hold) -> protocol.StreamHeld:

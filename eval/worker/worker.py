@@ -29,6 +29,7 @@ from rooflane.eval.worker.arms import Arm, first_call, free_memory
 from rooflane.eval.worker.clock import make_clock
 from rooflane.eval.worker.cpu_pinning import FastCore
 from rooflane.eval.worker.judge import Judge
+from rooflane.eval.worker.outside import Outside
 from rooflane.eval.worker.process import Channel, add_working_folder, end_with_parent
 from rooflane.eval.worker.sandbox import explain
 from rooflane.eval.worker.subject import FIRST_INPUT, Subject, answer_to
@@ -55,6 +56,7 @@ class Worker:
         self.state: ProcessState | None = None
         self.busy = False
         self._core = FastCore()
+        self._outside: Outside | None = None
 
     def handle(self, request: protocol.Request) -> protocol.Message | Called:
         """Answer a request; whatever raises, the harness included, becomes a `Failed` or `Wrong` answer."""
@@ -69,6 +71,7 @@ class Worker:
         self.device = torch.device(request.device)
         self.profile = Profile.model_validate(request.profile)
         self.rules = parse_rules(request.rules, RUN_RULES)
+        self._standing = request.standing
         self.clock = make_clock(self.device)
         reference_numerics(self.device)
         if self.device.type == "cuda":
@@ -88,7 +91,7 @@ class Worker:
         self.subject = Subject(
             request.shape, self.device, self.profile, self.rules, template, self.buffers[0], self.state
         )
-        windows = Windows(self.subject, self.clock, self._host_pace_ns)
+        windows = self._windows = Windows(self.subject, self.clock, self._host_pace_ns)
         self._handlers |= {
             **self.subject.handlers(),
             **windows.handlers(),
@@ -106,7 +109,18 @@ class Worker:
         self._handlers |= Judge(model, subject.shape, self.device, self.buffers).handlers()
         self._handlers[protocol.CompareElement] = big.compare_element
         subject.adopt(Arm(EAGER_ARM, forward=model, weights=model))
-        return protocol.Held(first_call(model, subject.workload, FIRST_INPUT) if request.call else None)
+        seconds = first_call(model, subject.workload, FIRST_INPUT) if request.call else None
+        if self._outside is None and request.call:
+            # Behind the first call, which starts torch's threads, and before any candidate of this process is built.
+            self._outside = Outside(self._standing)
+        self._windows.outside = self._seen_outside
+        return protocol.Held(seconds)
+
+    def _seen_outside(self) -> list[str]:
+        """Return what other processes did to this one since it was asked last."""
+        if self._outside is None:
+            return []
+        return self._outside.found(self._core.chosen)
 
     def end_shape(self, request: protocol.EndShape) -> protocol.Done:
         """Release everything that belongs to a shape."""

@@ -150,3 +150,23 @@ def test_a_shape_at_the_power_limit_in_every_block_keeps_its_ratio_and_the_campa
     (headline,) = summary.headlines
     assert (headline.verdict, headline.geomean.centre) == ("faster", pytest.approx(2.0))
     assert summary.row("a").cells["mine"].verdict == "faster"
+
+
+@pytest.mark.parametrize(
+    ("eager", "reasons"),
+    [
+        ({"disturbed": ["a stop of eager's process"]}, {"a stop of eager's process": 1}),
+        (
+            {"disturbed": ["another priority of eager's", "other cores for eager"]},
+            {"another priority of eager's": 1, "other cores for eager": 1},
+        ),
+        ({"lost": 0.6, "others_lost": 0.1}, {"work in eager's place": 1}),
+        ({"lost": 0.6, "others_lost": 0.5}, {}),  # the machine is busy for all
+        ({"lost": 0.1, "others_lost": 0.9}, {}),  # the candidate's own loss
+        ({}, {}),
+    ],
+)
+def test_what_is_done_to_eager_alone_drops_the_block_for_every_arm(eager, reasons):
+    found = find_contamination(campaign(telemetry={("a", 0): [{}, {"eager": eager} if eager else {}, {}, {}]}))
+    assert found.reasons == reasons
+    assert found.dropped == ({("a", 0): frozenset({1})} if reasons else {})

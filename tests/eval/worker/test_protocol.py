@@ -14,7 +14,7 @@ from rooflane.shapes import Shape
 MINE = ArmId("a file of mine.py", "copy", "a file of mine.py")
 WINDOW = {
     "event_ns": [1, 2], "host_ns": [], "loop_ns": 3, "marks": "", "kept": [0], "overwritten": False, "tokens": 4.5,
-    "deferred": [], "fault": "", "changed": "",
+    "deferred": [], "fault": "", "changed": "", "outside": [],
 }  # fmt: skip
 
 
