@@ -31,9 +31,8 @@ from rooflane.eval.campaign.session import ProcessContext
 from rooflane.eval.campaign.shape_work import ShapeWork
 from rooflane.eval.campaign.team import ReferenceLost, Spent, Team, overhead_share
 from rooflane.eval.exit_codes import EvaluationError
-from rooflane.eval.record.digest import WrittenRecords
 from rooflane.eval.record.environment import resolve_device
-from rooflane.eval.record.records import ANCHOR, EAGER, NOOP, RECORDS_FILE, ArmId, Record, RulesUsed, RunMeta
+from rooflane.eval.record.records import ANCHOR, EAGER, NOOP, ArmId, Record, RulesUsed, RunMeta
 from rooflane.eval.record.settings import Settings, ShapeTodo, derive_seed, make_settings
 from rooflane.eval.report.table import number
 from rooflane.eval.report.table import times as ratio_text
@@ -153,7 +152,7 @@ class Campaign:
         self.seed = secrets.randbits(63) if self.settings.seed is None else self.settings.seed
         self.on_event = on_event or (lambda event: None)
         self.pending = Pending(self.meta, self.settings, run.records())
-        self.written = WrittenRecords(run.folder / RECORDS_FILE)
+        self.run.watch()
         self.started = monotonic() if started is None else started
         # What a killed part took is not known any more: then there is no account.
         known = self.meta.spent_s or not self.pending.rows
@@ -171,13 +170,14 @@ class Campaign:
                 self.run.update(spent_s={})  # it would be taken for the whole were this part killed
             for process in range(self.settings.processes):
                 self._run_process(process)
-            self.written.check()
+            self.run.written.check()
             if self.meta.seed is None and self.pending.done == len(self.pending.planned):
                 account = self.spent.account() if self.spent else {}
                 share = round(overhead_share(account), 4) if account else None
                 self.run.update(seed=self.seed, spent_s=account, overhead_share=share)
         except KeyboardInterrupt:
             self.run.interrupted = True
+            self.run.written.check()
             if self.spent and self.run.meta.seed is None:
                 self.run.update(spent_s=self.spent.account())
         if not self.run.interrupted and (said := self.run.finish()):
@@ -274,7 +274,7 @@ class Campaign:
     def _add(self, records: Sequence[Record]) -> None:
         """Write rows to the disk, then count them."""
         if records:
-            self.written.add(self.run.append(records))
+            self.run.append(records)
         for record in records:
             self.pending.add(record)
             text = f"{record.status}: {record.reason}" if record.reason else record.status

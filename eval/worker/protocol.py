@@ -121,11 +121,14 @@ class Digests(Message):
 
 
 class Inspected(Message):
-    """What was tampered with, the most memory allocated, and what is worth a note."""
+    """What was tampered with, what else changed in the process, and the most memory allocated.
+
+    `notes` are no evidence by themselves.
+    """
 
     findings: list[str]
-    peak_bytes: int | None
     notes: list[str]
+    peak_bytes: int | None
 
 
 class Estimated(Message):

@@ -158,7 +158,7 @@ class Subject:
             findings.append(f"{children} processes were started while the candidate was timed and still run")
         for name, weights in self._weights.items():
             findings += [f"the weights of {name} changed while it was timed: {line}" for line in weights.changes()]
-        return protocol.Inspected(findings, peak, self.state.leftovers.notes)
+        return protocol.Inspected(findings, self.state.leftovers.notes, peak)
 
     def _plain(self, arm: Arm, case: Case) -> Tensor:
         """Call on poisoned memory and check what came back besides the values."""
