@@ -17,6 +17,7 @@ import re
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import version
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -26,6 +27,7 @@ from time import monotonic
 from rooflane.dispatch import Profile, RuleError
 from rooflane.eval.campaign.device import Telemetry, campaign_lock, device_key
 from rooflane.eval.campaign.forkserver import fork_server
+from rooflane.eval.campaign.package_files import PackageFiles, advice, finding
 from rooflane.eval.campaign.planning import Pending, compiles, predict, profile_for, skip_reasons
 from rooflane.eval.campaign.session import ProcessContext
 from rooflane.eval.campaign.shape_work import ShapeWork
@@ -49,6 +51,8 @@ CONTROL_NAMES = ("identity", "sdpa", "compiled", "compiled_reduce_overhead")
 FIRST_SHARE = 0.6
 NUMBER = re.compile(r"\b\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?\b")
 GAP = "\0"  # stands for a number where reasons are compared
+# Imported before the first candidate, which could change their files.
+REPORT_MODULES = ("rooflane.eval.report.report", "rooflane.eval.report.page")
 # The compiler's own modules take seconds to import; where they are sure to be needed the fork server has them ready.
 COMPILER_MODULES = ("torch._dynamo", "torch._inductor.compile_fx")
 
@@ -153,6 +157,9 @@ class Campaign:
         self.on_event = on_event or (lambda event: None)
         self.pending = Pending(self.meta, self.settings, run.records())
         self.run.watch()
+        for module in REPORT_MODULES:
+            import_module(module)
+        self.package = PackageFiles()
         self.started = monotonic() if started is None else started
         # What a killed part took is not known any more: then there is no account.
         known = self.meta.spent_s or not self.pending.rows
@@ -170,6 +177,8 @@ class Campaign:
                 self.run.update(spent_s={})  # it would be taken for the whole were this part killed
             for process in range(self.settings.processes):
                 self._run_process(process)
+                if self._package_changed(process):
+                    break
             self.run.written.check()
             if self.meta.seed is None and self.pending.done == len(self.pending.planned):
                 account = self.spent.account() if self.spent else {}
@@ -209,6 +218,16 @@ class Campaign:
                 # Nothing came of it, not even a name: more workers would meet the same end.
                 lost = ReferenceLost("the workers ended without a row", None)
                 self._add(self.pending.losses(process, lost, todo, ""))
+
+    def _package_changed(self, process: int) -> bool:
+        """Note in a process's rows of candidates that rooflane's own files are others now than before the run."""
+        names = self.package.changes()
+        if names:
+            line, wanted = finding(names), {*self.meta.candidates}
+            rows = [row for row in self.pending.rows.values() if row.process == process and row.arm in wanted]
+            self._add([row.model_copy(update={"integrity": [*row.integrity, line]}) for row in rows])
+            self._tell("note", process, text=advice(names))
+        return bool(names)
 
     def _run_team(self, process: int, todo: tuple[ShapeTodo, ...]) -> None:
         """Measure what is to do with one team of workers."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, TypeVar
 
-from rooflane.eval.campaign.launch import Buffer, Crash, WorkerProcess
+from rooflane.eval.campaign.launch import Buffer, Crash, WorkerProcess, end_strays
 from rooflane.eval.check.verify import CallFailed, WrongOutput
 from rooflane.eval.record.records import EAGER_ARM, REFERENCE, ArmId
 from rooflane.eval.worker.protocol import Failed, Hello, Message, Request, Wrong, is_failure
@@ -200,6 +200,9 @@ class Team:
         """End every worker and close the shared memory."""
         for name in list(self._workers):
             self.end(name)
+        # Only now: which worker a process that detached itself belonged to is not known any more.
+        if left := end_strays():
+            self._on_note(f"ended what candidates had left running: {', '.join(left)}")
         for buffer in self._buffers.values():
             buffer.close()
 
