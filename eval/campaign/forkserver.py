@@ -284,7 +284,7 @@ class Strays:
                 with suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
                     os.waitpid(pid, 0)
-        return names
+        return list(dict.fromkeys(names))
 
 
 def _children() -> set[int]:
