@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from rooflane.dispatch.profile import SI, Profile, ProfileError, read_profile
+from rooflane.dispatch.state_files import open_regular, replace_file
 
 DEVICES = Path(__file__).parent / "devices"
 CPU = "cpu"
@@ -67,8 +68,7 @@ def device_at_hand(kind: str | None = None) -> str | None:
 
 def device_profile(gpu: str | None) -> Profile:
     """Return the profile of a GPU by the driver's name, or of the CPU for None: the kept one, else the shipped one."""
-    path = kept_path(gpu)
-    if path.is_file():
+    if path := find_kept(gpu):
         return read_profile(path)
     return host_profile() if gpu is None else match_profile(gpu)
 
@@ -101,21 +101,34 @@ def kept_path(gpu: str | None = None) -> Path:
     return profiles_dir() / f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.toml"
 
 
+def find_kept(gpu: str | None = None) -> Path | None:
+    """Return the file of a device's kept profile, None where there is none.
+
+    Raises `ProfileError` when something else than a regular file lies in its place.
+    """
+    path = kept_path(gpu)
+    if not os.path.lexists(path):
+        return None
+    try:
+        os.close(open_regular(path, os.O_RDONLY))
+    except OSError as error:
+        raise ProfileError(f"{path}: the profile kept of this device cannot be read ({error})") from None
+    return path
+
+
 def keep_profile(profile: Profile, gpu: str | None = None) -> Path:
     """Keep a measured profile as the meaning of `auto` on its device; return the file."""
     path = kept_path(gpu)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Two runs may measure at once: each file appears whole.
-    draft = path.with_suffix(f".{os.getpid()}")
-    profile.save(draft)
-    draft.replace(path)
+    replace_file(path, profile.to_toml())
     return path
 
 
 def kept_note(kind: str | None = None) -> str | None:
     """Return one line that names the kept profile and its age if `auto` means one, else None."""
-    path = kept_path(device_at_hand(kind))
-    if not path.is_file():
+    path = find_kept(device_at_hand(kind))
+    if path is None:
         return None
     hours = (time.time() - path.stat().st_mtime) / 3600
     age = f"{hours / 24:.0f} days" if hours >= 48 else f"{hours:.0f} hours" if hours >= 2 else "less than 2 hours"

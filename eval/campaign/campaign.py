@@ -18,6 +18,7 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import version
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -29,6 +30,7 @@ from rooflane.eval.campaign.build_ahead import end_builds, start_host_build, sta
 from rooflane.eval.campaign.confinement import Sandboxes, scratch_folder
 from rooflane.eval.campaign.device import Telemetry, campaign_lock, device_key, lock_path
 from rooflane.eval.campaign.forkserver import fork_server
+from rooflane.eval.campaign.package_files import PackageFiles, advice, finding
 from rooflane.eval.campaign.planning import (
     Pending,
     compiles,
@@ -43,9 +45,8 @@ from rooflane.eval.campaign.session import ProcessContext
 from rooflane.eval.campaign.shape_work import ShapeWork
 from rooflane.eval.campaign.team import ReferenceLost, Spent, Team, overhead_share
 from rooflane.eval.exit_codes import EvaluationError
-from rooflane.eval.record.digest import WrittenRecords
 from rooflane.eval.record.environment import resolve_device
-from rooflane.eval.record.records import ANCHOR, EAGER, NOOP, RECORDS_FILE, ArmId, Record, RulesUsed, RunMeta
+from rooflane.eval.record.records import ANCHOR, EAGER, NOOP, ArmId, Record, RulesUsed, RunMeta
 from rooflane.eval.record.settings import Settings, ShapeTodo, derive_seed, make_settings
 from rooflane.eval.report.table import number
 from rooflane.eval.report.table import times as ratio_text
@@ -63,6 +64,8 @@ CONTROL_NAMES = ("identity", "sdpa", "compiled", "compiled_reduce_overhead")
 FIRST_SHARE = 0.6
 NUMBER = re.compile(r"\b\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?\b")
 GAP = "\0"  # stands for a number where reasons are compared
+# Imported before the first candidate, which could change their files.
+REPORT_MODULES = ("rooflane.eval.report.report", "rooflane.eval.report.page")
 # The compiler's own modules take seconds to import; where they are sure to be needed the fork server has them ready.
 COMPILER_MODULES = ("torch._dynamo", "torch._inductor.compile_fx")
 
@@ -174,7 +177,10 @@ class Campaign:
         self.seed = secrets.randbits(63) if self.settings.seed is None else self.settings.seed
         self.on_event = on_event or (lambda event: None)
         self.pending = Pending(self.meta, self.settings, run.records())
-        self.written = WrittenRecords(run.folder / RECORDS_FILE)
+        self.run.watch()
+        for module in REPORT_MODULES:
+            import_module(module)
+        self.package = PackageFiles()
         self.started = monotonic() if started is None else started
         # What a killed part took is not known any more: then there is no account.
         known = self.meta.spent_s or not self.pending.rows
@@ -201,13 +207,16 @@ class Campaign:
                 self._sandbox(scratch)
                 for process in range(self.settings.processes):
                     self._run_process(process)
-            self.written.check()
+                    if self._package_changed(process):
+                        break
+            self.run.written.check()
             if self.meta.seed is None and self.pending.done == len(self.pending.planned):
                 account = self.spent.account() if self.spent else {}
                 share = round(overhead_share(account), 4) if account else None
                 self.run.update(seed=self.seed, spent_s=account, overhead_share=share)
         except KeyboardInterrupt:
             self.run.interrupted = True
+            self.run.written.check()
             if self.spent and self.run.meta.seed is None:
                 self.run.update(spent_s=self.spent.account())
         if not self.run.interrupted and (said := self.run.finish()):
@@ -250,6 +259,16 @@ class Campaign:
                 # Nothing came of it, not even a name: more workers would meet the same end.
                 lost = ReferenceLost("the workers ended without a row", None)
                 self._add(self.pending.losses(process, lost, todo, ""))
+
+    def _package_changed(self, process: int) -> bool:
+        """Note in a process's rows of candidates that rooflane's own files are others now than before the run."""
+        names = self.package.changes()
+        if names:
+            line, wanted = finding(names), {*self.meta.candidates}
+            rows = [row for row in self.pending.rows.values() if row.process == process and row.arm in wanted]
+            self._add([row.model_copy(update={"integrity": [*row.integrity, line]}) for row in rows])
+            self._tell("note", process, text=advice(names))
+        return bool(names)
 
     def _run_team(self, process: int, todo: tuple[ShapeTodo, ...]) -> None:
         """Measure what is to do with one team of workers."""
@@ -324,7 +343,7 @@ class Campaign:
     def _add(self, records: Sequence[Record]) -> None:
         """Write rows to the disk, then count them."""
         if records:
-            self.written.add(self.run.append(records))
+            self.run.append(records)
         for record in records:
             self.pending.add(record)
             text = f"{record.status}: {record.reason}" if record.reason else record.status

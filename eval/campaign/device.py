@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rooflane.dispatch.device import STATE_VARIABLE, state_dir
+from rooflane.dispatch.state_files import holders, open_regular, take_lock
 from rooflane.eval.exit_codes import EvaluationError
 
 
@@ -36,10 +36,8 @@ def campaign_lock(device_key: str, run: str) -> Iterator[Path]:
     path = lock_path(device_key)
     file = _open(path)
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise EvaluationError(_busy(device_key, file, path)) from None
+        if not take_lock(file.fileno()):
+            raise EvaluationError(_busy(device_key, file, path))
         _write(file, json.dumps({"pid": os.getpid(), "run": run}))
         try:
             yield path
@@ -59,12 +57,12 @@ def _open(path: Path) -> IO[str]:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             # Without O_CREAT first: a system may refuse to "create" another user's file in a shared folder.
-            return os.fdopen(os.open(path, os.O_RDWR | os.O_CLOEXEC), "r+", encoding="utf-8")
+            return os.fdopen(open_regular(path, os.O_RDWR), "r+", encoding="utf-8")
         except FileNotFoundError:
-            number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            number = open_regular(path, os.O_RDWR | os.O_CREAT)
             file = os.fdopen(number, "r+", encoding="utf-8")
             if os.fstat(number).st_uid == os.getuid():
-                os.chmod(path, 0o666)
+                os.fchmod(number, 0o666)
             return file
     except OSError as error:
         raise EvaluationError(
@@ -79,7 +77,8 @@ def _busy(device_key: str, file: IO[str], path: Path) -> str:
         holder = json.loads(file.read())
         who = f"process {holder['pid']} with run {holder['run']}"
     except (ValueError, KeyError, TypeError, OSError):
-        who = "another process"
+        # No campaign wrote its name: a process that one of its candidates left behind, say.
+        who = " and ".join(holders(path)) or "another process"
     return (
         f"{device_key} is taken by {who} ({path}): two campaigns on one device would measure each other; wait for it "
         "to end, or stop it"

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import array
 import atexit
+import ctypes
 import gc
 import json
 import os
@@ -31,6 +32,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from importlib import import_module
 
+from rooflane.eval.campaign.package_files import loaded_package
 from rooflane.eval.worker.process import add_working_folder, module_command
 from rooflane.eval.worker.sandbox import Confinement, confine, find_means
 from rooflane.eval.worker.sandbox_check import check_sandbox
@@ -100,6 +102,11 @@ class ForkServer:
         """Return how a worker ended (negative: by that signal), None while it runs."""
         return self._ask({"op": "wait" if wait else "poll", "pid": pid})["status"]
 
+    def end_strays(self) -> list[str]:
+        """End what workers that are gone have left running; return the names of these processes."""
+        # Before its imports are done it has forked none.
+        return self._ask({"op": "end strays"})["names"] if self._ready else []
+
     def close(self) -> None:
         """End the server; its workers end with their parent's other pipes."""
         self._socket.close()
@@ -156,8 +163,15 @@ def fork_server() -> ForkServer | None:
     if _server is not None and not (_server.alive() and _server.environment == _environment()):
         close_fork_server()
     if _server is None:
+        # The first server is started before any candidate; another one would load what lies on the disk by then.
+        loaded_package().require_unchanged()
         _server = ForkServer()
     return _server
+
+
+def running_server() -> ForkServer | None:
+    """Return this process's server where one runs; starts none."""
+    return _server if _server is not None and _server.alive() else None
 
 
 def close_fork_server() -> None:
@@ -207,16 +221,20 @@ def import_everything() -> None:
 
 def serve(channel: socket.socket) -> None:
     """Fork on request until the parent is gone."""
+    adopt_orphans()
+    strays = Strays()
     channel.send(b"ready")
     while True:
         data, ancillary, _, _ = socket_receive(channel)
         if not data:
+            strays.end()
             return
         message = json.loads(data)
         reply = {"number": message["number"]}
         if message["op"] == "fork":
             # A worker's collector would otherwise visit, and so copy, every page of what was imported here.
             gc.freeze()
+            strays.note_own()
             descriptors = array.array("i")
             for _, _, packed in ancillary:
                 descriptors.frombytes(packed[: len(packed) - len(packed) % descriptors.itemsize])
@@ -226,6 +244,7 @@ def serve(channel: socket.socket) -> None:
                 become_worker(list(descriptors), message["cwd"], message["confinement"])
             for descriptor in descriptors:
                 os.close(descriptor)
+            strays.workers.add(pid)
             reply["pid"] = pid
         elif message["op"] == "import":
             for module in message["modules"]:
@@ -233,9 +252,72 @@ def serve(channel: socket.socket) -> None:
                     import_module(module)
         elif message["op"] == "check sandbox":
             reply["sandbox"] = check_sandbox()[0]
+        elif message["op"] == "end strays":
+            reply["names"] = strays.end()
         else:
             reply["status"] = _status(message["pid"], message["op"] == "wait")
+            if reply["status"] is not None:
+                strays.workers.discard(message["pid"])
         channel.send(json.dumps(reply).encode())
+
+
+# Ending one may hand its own children over; each round ends all that are there.
+STRAY_ROUNDS = 100
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans() -> None:
+    """Let what outlives its parent become this process's child, however far it detached itself (Linux 3.4)."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+class Strays:
+    """Children of the server's that are no workers: candidates left them behind."""
+
+    def __init__(self) -> None:
+        self.workers: set[int] = set()
+        self._own: set[int] | None = None
+
+    def note_own(self) -> None:
+        """Note, ahead of the first worker, what the imports themselves have started."""
+        if self._own is None:
+            self._own = _children()
+
+    def end(self) -> list[str]:
+        """End them and their children; return "NAME (process PID)" of those that still ran."""
+        names = []
+        for _ in range(STRAY_ROUNDS):
+            strays = _children() - self.workers - (self._own or set())
+            if not strays:
+                break
+            for pid in sorted(strays):
+                state, name = _state_of(pid)
+                if state != "Z":  # one that has ended only waits to be asked how
+                    names.append(f"{name} (process {pid})")
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+        return list(dict.fromkeys(names))
+
+
+def _children() -> set[int]:
+    """Return this process's children; it has one thread."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+            return {int(pid) for pid in file.read().split()}
+    except OSError:
+        return set()
+
+
+def _state_of(pid: int) -> tuple[str, str]:
+    """Return a process's state, "Z" where it has ended, and its name."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            name, _, rest = file.read().partition("(")[2].rpartition(")")
+        return rest.split()[0], name
+    except (OSError, IndexError):
+        return "Z", ""
 
 
 def socket_receive(channel: socket.socket) -> tuple:

@@ -15,7 +15,8 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any
 
-from rooflane.eval.campaign.forkserver import ForkServerError, fork_server
+from rooflane.eval.campaign.forkserver import ForkServerError, fork_server, running_server
+from rooflane.eval.campaign.package_files import loaded_package
 from rooflane.eval.worker.process import LINE_BYTES, module_command
 from rooflane.eval.worker.protocol import InvalidMessage, Message, Request, decode_answer, encode_request
 from rooflane.eval.worker.sandbox import Confinement
@@ -258,8 +259,17 @@ def start_process(descriptors: tuple[int, ...], confinement: Confinement | None 
     server = fork_server()
     if server is not None:
         return _Forked(server, server.start(descriptors, confinement))
+    loaded_package().require_unchanged()
     command = module_command("rooflane.eval.worker.worker", *map(str, descriptors))
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=descriptors, start_new_session=True)
+
+
+def end_strays() -> list[str]:
+    """End what workers of earlier have left running, where workers are forked; return the names of these processes."""
+    if server := running_server():
+        with suppress(OSError, ForkServerError):
+            return server.end_strays()
+    return []
 
 
 def _without_frames(text: str) -> str:

@@ -299,10 +299,8 @@ class ShapeWork(ShapeSession):
                 try:
                     seen = self.ask(worker, protocol.Inspect(), "check", row.arm)
                     found += seen.findings
+                    row.peak_bytes = row.peak_bytes or seen.peak_bytes
                     notes = seen.notes
-                    row.peak_bytes = seen.peak_bytes
-                    for line in seen.notes:
-                        row.note(line)
                 except (Crash, CallFailed, WrongOutput) as error:
                     row.fail(error, "the check of its process")
             elif row.status == "ok":
@@ -335,7 +333,7 @@ class ShapeWork(ShapeSession):
                 row.fail(crash, "")
             except (CallFailed, WrongOutput) as error:
                 row.fail(error, "its call on the whole shape")
-            row.integrity += self.team.forged(name)
+            self._close(row, None)
             self.emit(row)
             # Its memory must be free before the next one's call.
             self.team.end(name)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, TypeVar
 
-from rooflane.eval.campaign.launch import Buffer, Crash, WorkerProcess
+from rooflane.eval.campaign.launch import Buffer, Crash, WorkerProcess, end_strays
 from rooflane.eval.check.verify import CallFailed, WrongOutput
 from rooflane.eval.record.records import EAGER_ARM, REFERENCE, ArmId
 from rooflane.eval.worker.cpu_pinning import free_threads
@@ -224,6 +224,9 @@ class Team:
         """End every worker and close the shared memory."""
         for name in list(self._workers):
             self.end(name)
+        # Only now: which worker a process that detached itself belonged to is not known any more.
+        if left := end_strays():
+            self._on_note(f"ended what candidates had left running: {', '.join(left)}")
         for buffer in self._buffers.values():
             buffer.close()
 

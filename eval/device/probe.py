@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 
 from rooflane.baseline import build_baseline, config_of, generate_random_case, reference_numerics
-from rooflane.dispatch import Profile, ProfileError, keep_profile, kept_path, load_profile, match_profile
-from rooflane.dispatch.device import AUTO, CPU, host_memory_bytes, processor_name
+from rooflane.dispatch import Profile, ProfileError, keep_profile, load_profile, match_profile
+from rooflane.dispatch.device import AUTO, CPU, find_kept, host_memory_bytes, processor_name
 from rooflane.dispatch.ledger import ledger
 from rooflane.dispatch.profile import SI, Figure
 from rooflane.eval.worker.clock import make_clock
@@ -101,7 +101,7 @@ def measure_profile(device: torch.device | str = "cpu", name: str | None = None)
 
 def measure_once(profile: str, kind: str) -> None:
     """Measure this host and keep its profile where `profile` is `auto`, the device a CPU, and none is kept yet."""
-    if profile.lower() == AUTO and kind == CPU and not kept_path().is_file():
+    if profile.lower() == AUTO and kind == CPU and find_kept() is None:
         keep_profile(measure_profile(CPU))
 
 

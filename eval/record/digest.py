@@ -6,6 +6,7 @@ import hashlib
 import json
 from pathlib import Path
 
+from rooflane.dispatch.state_files import read_regular, replace_file
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.record.nulls import NULLS_FILE
 from rooflane.eval.record.records import RECORDS_FILE, RUN_FILE
@@ -16,25 +17,34 @@ ALGORITHM = "sha256"
 SEALED_FILES = (RUN_FILE, RECORDS_FILE, NULLS_FILE)
 
 
-class WrittenRecords:
-    """The digest of a record file as this process wrote it, held in memory until the run is finished."""
+class WrittenFiles:
+    """The digests of a run's files as this process wrote them, held in memory until the run is finished."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        path = folder / RECORDS_FILE
         # Rows of an interrupted part are there already.
-        self._hash = hashlib.sha256(path.read_bytes() if path.exists() else b"")
+        self._rows = hashlib.sha256(read_regular(path) if path.exists() else b"")
+        # None for a file that is not there: nothing else may make it.
+        self._others = {name: _digest(folder / name) for name in (RUN_FILE, NULLS_FILE, DIGEST_FILE)}
 
     def add(self, data: bytes) -> None:
-        """Note bytes that this process appended."""
-        self._hash.update(data)
+        """Note rows that this process appended."""
+        self._rows.update(data)
+
+    def page(self, text: str) -> None:
+        """Note the page that this process wrote."""
+        self._others[RUN_FILE] = hashlib.sha256(text.encode()).hexdigest()
 
     def check(self) -> None:
-        """Raise `EvaluationError` when the file on disk differs from what this process wrote."""
-        data = self._path.read_bytes() if self._path.exists() else b""
-        if hashlib.sha256(data).digest() != self._hash.digest():
+        """Raise `EvaluationError` when a file on disk differs from what this process wrote, or is one more."""
+        found = _digest(self._folder / RECORDS_FILE) or hashlib.sha256().hexdigest()
+        changed = [] if found == self._rows.hexdigest() else [RECORDS_FILE]
+        changed += [name for name, kept in self._others.items() if _digest(self._folder / name) != kept]
+        if changed:
             raise EvaluationError(
-                f"{self._path}: the file changed while the run was in progress, and not by the run itself, so the run "
-                "is not finished; measure again"
+                f"{self._folder / changed[0]}: the file changed while the run was in progress, and not by the run "
+                "itself, so the run is not finished; measure again"
             )
 
 
@@ -44,7 +54,7 @@ def seal(folder: Path) -> Path:
     files = {name: _digest(folder / name) for name in SEALED_FILES if (folder / name).exists()}
     text = json.dumps({"algorithm": ALGORITHM, "files": files}, indent=1) + "\n"
     try:
-        path.write_text(text, encoding="utf-8")
+        replace_file(path, text)
     except OSError as error:
         raise EvaluationError(f"{path}: the run's digest cannot be written ({error})") from None
     return path
@@ -61,7 +71,7 @@ def verify_seal(folder: Path) -> None:
     if not path.exists():
         return
     try:
-        page = json.loads(path.read_text(encoding="utf-8"))
+        page = json.loads(read_regular(path).decode("utf-8"))
         sealed, algorithm = dict(page["files"]), page["algorithm"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise EvaluationError(
@@ -89,6 +99,8 @@ def unseal(folder: Path) -> None:
 def _digest(path: Path) -> str | None:
     """Return a file's SHA-256, None when it is not there."""
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return hashlib.sha256(read_regular(path)).hexdigest()
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise EvaluationError(f"{path}: cannot be read ({error})") from None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,15 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rooflane.dispatch.device import state_dir
+from rooflane.dispatch.state_files import holders, open_regular, read_regular, take_lock
 from rooflane.eval.exit_codes import EvaluationError
 
 NULLS_FILE = "nulls.jsonl"
 Key = tuple[str, str, int]  # machine, software, processes
 # A floor uses this many of the newest nulls; the machine may have changed since older ones.
 MOST_USED = 200
+# Other campaigns hold a store's lock for milliseconds.
+LOCK_WAIT_S = 10.0
 
 
 class NullResult(BaseModel):
@@ -61,8 +64,13 @@ def append_nulls(path: Path, nulls: Iterable[NullResult]) -> None:
     """Add nulls to a store under a file lock; an arm that a campaign stored already is skipped."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a+", encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with os.fdopen(open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT), "a+", encoding="utf-8") as file:
+            if not take_lock(file.fileno(), LOCK_WAIT_S):
+                who = " and ".join(holders(path)) or "another process"
+                raise EvaluationError(
+                    f"{path}: the null results were not stored, because {who} has held the file's lock for "
+                    f"{LOCK_WAIT_S:.0f} s; end it"
+                )
             file.seek(0)
             known = {(null.run, null.arm) for null in _parse(path, file)}
             file.writelines(null.model_dump_json() + "\n" for null in nulls if (null.run, null.arm) not in known)
@@ -75,8 +83,7 @@ def append_nulls(path: Path, nulls: Iterable[NullResult]) -> None:
 def read_nulls(path: Path) -> list[NullResult]:
     """Read the null results of a store; raises `EvaluationError` for an unreadable file or line."""
     try:
-        with path.open(encoding="utf-8") as file:
-            return _parse(path, file)
+        return _parse(path, read_regular(path).decode("utf-8").split("\n"))
     except (OSError, UnicodeDecodeError) as error:
         raise EvaluationError(f"{path}: the null results cannot be read ({error})") from None
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from rooflane.dispatch.state_files import NotRegular, open_regular, read_regular
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.shapes import Shape
 
@@ -298,7 +299,11 @@ def append_records(path: Path, records: Iterable[BaseModel]) -> bytes:
     left by an earlier interruption is ended first.
     """
     text = "".join(record.model_dump_json() + "\n" for record in records)
-    with path.open("ab+") as file:
+    try:
+        number = open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+    except OSError as error:
+        raise EvaluationError(f"{path}: no row can be written ({error})") from None
+    with os.fdopen(number, "ab+") as file:
         if file.tell() and not _ends_with_newline(file):
             text = "\n" + text
         file.write(text.encode())
@@ -321,7 +326,7 @@ def create_folder(folder: Path, page: str, meta: BaseModel, what: str) -> None:
 def parse_page(path: Path, kind: type[Model], what: str) -> Model:
     """Read the page of a run or submission; raises `OSError`, and `EvaluationError` for one of another version."""
     try:
-        return kind.model_validate_json(path.read_text(encoding="utf-8"))
+        return kind.model_validate_json(read_regular(path).decode("utf-8"))
     except UnicodeDecodeError as error:
         raise EvaluationError(f"{path}: cannot be read ({error})") from None
     except ValidationError as error:
@@ -342,10 +347,13 @@ def read_rows(path: Path, kind: type[Model]) -> list[Model]:
     A torn line (no newline followed it when it was written) is dropped. Raises `EvaluationError` on any other line
     that is not of this kind.
     """
-    if not path.exists():
+    try:
+        lines = read_regular(path).split(b"\n")
+    except FileNotFoundError:
         return []
+    except NotRegular as error:
+        raise EvaluationError(f"{path}: no row can be read ({error})") from None
     rows: dict[Any, Model] = {}
-    lines = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue

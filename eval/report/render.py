@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-TEMPLATES = Path(__file__).parent / "templates"
+# Read once, when this module is imported: a campaign imports it before its first candidate, and what a candidate may
+# write into the folder afterwards stands in no report.
+TEMPLATES = {
+    path.name: path.read_text(encoding="utf-8") for path in sorted((Path(__file__).parent / "templates").iterdir())
+}
 
 
 def render(name: str, **values: Any) -> str:
@@ -18,8 +22,7 @@ def render(name: str, **values: Any) -> str:
 
 def make_environment(**options: Any) -> Environment:
     """Return the environment of the templates, with more of jinja2's options."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from jinja2 import DictLoader, Environment, StrictUndefined
 
-    loader = FileSystemLoader(TEMPLATES)
     common = dict.fromkeys(("trim_blocks", "lstrip_blocks", "keep_trailing_newline"), True)
-    return Environment(loader=loader, undefined=StrictUndefined, **common, **options)
+    return Environment(loader=DictLoader(TEMPLATES), undefined=StrictUndefined, **common, **options)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rooflane.dispatch.state_files import replace_file
 from rooflane.eval.exit_codes import EvaluationError
-from rooflane.eval.record.digest import is_sealed, seal, unseal, verify_seal
+from rooflane.eval.record.digest import WrittenFiles, is_sealed, seal, unseal, verify_seal
 from rooflane.eval.record.nulls import NULLS_FILE, NullResult, append_nulls, matching, read_nulls, store_path
 from rooflane.eval.record.records import (
     RECORDS_FILE,
@@ -43,6 +45,9 @@ class Run:
     folder: Path
     meta: RunMeta
     interrupted: bool = False
+    # Both are set while a campaign writes the run: what it wrote, and the null results stored before it began.
+    written: WrittenFiles | None = None
+    known_nulls: list[NullResult] | None = None
 
     def records(self) -> list[Record]:
         """Return the rows written so far."""
@@ -50,15 +55,24 @@ class Run:
 
     def append(self, records: Sequence[Record]) -> bytes:
         """Write rows; return the bytes written."""
-        return append_records(self.folder / RECORDS_FILE, records)
+        data = append_records(self.folder / RECORDS_FILE, records)
+        if self.written:
+            self.written.add(data)
+        return data
 
     def update(self, **fields: object) -> None:
         """Write the page again with new values of some fields, in one step."""
         self.meta = self.meta.model_copy(update=fields)
-        page = self.folder / RUN_FILE
-        fresh = page.with_suffix(".new")
-        fresh.write_text(self.meta.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        os.replace(fresh, page)
+        text = self.meta.model_dump_json(indent=1) + "\n"
+        replace_file(self.folder / RUN_FILE, text)
+        if self.written:
+            self.written.page(text)
+
+    def watch(self) -> None:
+        """Hold in memory what the run's files and the store of nulls contain, before any candidate runs."""
+        self.written = WrittenFiles(self.folder)
+        with suppress(EvaluationError):  # `finish` reports a store that cannot be read
+            self.known_nulls = _stored()
 
     @property
     def sealed(self) -> bool:
@@ -130,7 +144,14 @@ class Run:
         own, path = self.nulls(), store_path()
         if own and not (self.folder / NULLS_FILE).exists():
             try:
-                stored = read_nulls(path) if path.exists() else []
+                stored = _stored()
+                if self.known_nulls is not None and stored[: len(self.known_nulls)] != self.known_nulls:
+                    raise EvaluationError(
+                        f"{path}: null results that were stored before this run changed while it was in progress, so "
+                        "its own were not added and its floor rests on none; restore the file or remove it"
+                    )
+                # Not what was added meanwhile: a candidate may have done that.
+                stored = stored if self.known_nulls is None else self.known_nulls
                 append_nulls(self.folder / NULLS_FILE, matching(stored, own[0].key, self.meta.id))
                 append_nulls(path, own)
             except EvaluationError as error:
@@ -151,6 +172,12 @@ class Run:
         count = len(self.records())
         rows = "row is" if count == 1 else "rows are"
         return f"interrupted; {count} {rows} kept. Continue with: rooflane eval --resume {self.folder}"
+
+
+def _stored() -> list[NullResult]:
+    """Return the null results of this user's store."""
+    path = store_path()
+    return read_nulls(path) if os.path.lexists(path) else []
 
 
 def create_run(runs_dir: Path, meta: RunMeta) -> Run:

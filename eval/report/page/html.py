@@ -52,8 +52,8 @@ def render_page(data: PageData, folder: Path) -> str:
         autoescape=True, finalize=lambda value: plain(value) if type(value) is str else value
     )
     environment.globals |= {"sort_key": sort_key, "numeric_columns": numeric_columns}
-    style = scheme_css(":root") + (TEMPLATES / "page.css").read_text(encoding="utf-8")
-    script = (TEMPLATES / "page.js").read_text(encoding="utf-8")
+    style = scheme_css(":root") + TEMPLATES["page.css"]
+    script = TEMPLATES["page.js"]
     summary, paths = data.summary, [(data.run.folder / name, text) for name, text in FILES.items()]
     prices, tokens = price_table(data)
     return environment.get_template("page.html.j2").render(

@@ -8,7 +8,7 @@ import pytest
 
 from rooflane.eval import evaluate
 from rooflane.eval.campaign import forkserver
-from rooflane.eval.campaign.launch import Buffer, Crash, WorkerProcess
+from rooflane.eval.campaign.launch import Buffer, Crash, WorkerProcess, end_strays
 from rooflane.eval.worker.protocol import Failed, Hello
 from rooflane.shapes import Shape
 
@@ -45,6 +45,13 @@ def test_workers_share_one_server_and_nothing_else(worker):
     finally:
         other.end()
         buffer.close()
+
+
+@pytest.mark.slow
+def test_a_worker_that_lives_is_no_stray(worker):
+    hello(worker)
+    assert end_strays() == []
+    assert isinstance(hello(worker), Failed)
 
 
 @pytest.mark.slow

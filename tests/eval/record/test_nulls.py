@@ -1,5 +1,8 @@
 """The store of null results: what is kept, what matches, and a store that is broken."""
 
+import fcntl
+import os
+
 import pytest
 
 from rooflane.eval.exit_codes import EvaluationError
@@ -71,6 +74,52 @@ def test_a_store_that_cannot_be_written_costs_no_run(stored_run, tmp_path, monke
     monkeypatch.setenv("ROOFLANE_STATE_DIR", str(tmp_path / "file" / "below"))
     assert "ROOFLANE_STATE_DIR" in stored_run.finish()
     assert open_run(stored_run.folder).sealed
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", ["FIFO", "folder", "link"])
+def test_a_store_that_is_no_regular_file_is_reported_and_not_waited_for(stored_run, tmp_path, kind):
+    store_path().parent.mkdir(parents=True)
+    if kind == "FIFO":
+        os.mkfifo(store_path())
+    elif kind == "folder":
+        store_path().mkdir()
+    else:
+        (tmp_path / "elsewhere").write_text("")
+        store_path().symlink_to(tmp_path / "elsewhere")
+    said = stored_run.finish()
+    assert f"it is a {kind} and must be a regular file" in said and "nulls.jsonl" in said
+    assert open_run(stored_run.folder).sealed
+    assert kind != "link" or (tmp_path / "elsewhere").read_text() == ""
+
+
+def test_a_store_whose_lock_is_held_is_reported_and_not_waited_for(monkeypatch):
+    monkeypatch.setattr("rooflane.eval.record.nulls.LOCK_WAIT_S", 0.1)
+    append_nulls(store_path(), [null()])
+    with store_path().open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(EvaluationError, match="has held the file's lock for 0 s; end it"):
+            append_nulls(store_path(), [null(run="r2")])
+    assert len(read_nulls(store_path())) == 1
+
+
+def test_nulls_that_come_into_the_store_while_a_run_goes_on_do_not_make_its_floor(stored_run):
+    (own,) = stored_run.nulls()
+    earlier = own.model_copy(update={"run": "earlier"})
+    append_nulls(store_path(), [earlier])
+    stored_run.watch()
+    append_nulls(store_path(), [own.model_copy(update={"run": "planted", "log": 0.9})])
+    assert stored_run.finish() == ""
+    assert [null.run for null in stored_run.stored_nulls()] == ["earlier"]
+
+
+def test_a_store_whose_older_lines_change_while_a_run_goes_on_is_told_and_not_used(stored_run):
+    (own,) = stored_run.nulls()
+    append_nulls(store_path(), [own.model_copy(update={"run": "earlier"})])
+    stored_run.watch()
+    store_path().write_text(store_path().read_text().replace('"log":', '"log":9'))
+    assert "null results that were stored before this run changed" in stored_run.finish()
+    assert stored_run.stored_nulls() == [] and len(read_nulls(store_path())) == 1
 
 
 def test_nulls_of_a_folder_of_runs(stored_run, tmp_path):
