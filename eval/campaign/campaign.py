@@ -204,7 +204,8 @@ class Campaign:
             if self.meta.seed is None and self.meta.spent_s:
                 self.run.update(spent_s={})  # it would be taken for the whole were this part killed
             with scratch_folder() as scratch:
-                self._sandbox(scratch)
+                with self.spent.on("start-up") if self.spent else nullcontext():
+                    self._sandbox(scratch)
                 for process in range(self.settings.processes):
                     self._run_process(process)
                     if self._package_changed(process):

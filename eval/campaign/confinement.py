@@ -29,8 +29,8 @@ from rooflane.families.runtime.host import cache_root
 NOT_WANTED = "off: --no-sandbox was given"
 NOT_HERE = "off: only Linux has the means for it"
 # What is copied of each of the user's caches: the newest files. 50 MB in 1,000 files take a second.
-SEED_BYTES = 100 << 20
-SEED_FILES = 10_000
+SEED_BYTES = 50 << 20
+SEED_FILES = 2_000
 # A cache of more files is searched no further.
 FILES_SEEN = 50_000
 LOCKS = (".lock", "lock", "locks")
@@ -91,7 +91,7 @@ def seed_caches(caches: Path) -> None:
         copied = 0
         for _, size, path in _newest(folder):
             if copied + size > SEED_BYTES:
-                continue  # a compiled header has 100 MB
+                continue  # a compiled header alone has 100 MB
             copied += size
             to = target / path.relative_to(folder)
             # Another process may replace a file meanwhile; the compiler makes again what is not there.
