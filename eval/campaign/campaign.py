@@ -26,7 +26,8 @@ from time import monotonic
 from rooflane.dispatch import Profile, RuleError
 from rooflane.eval.campaign.device import Telemetry, campaign_lock, device_key
 from rooflane.eval.campaign.forkserver import fork_server
-from rooflane.eval.campaign.planning import Pending, compiles, predict, profile_for, skip_reasons
+from rooflane.eval.campaign.planning import Pending, compiles, profile_for, skip_reasons
+from rooflane.eval.campaign.requests import requests_of
 from rooflane.eval.campaign.session import ProcessContext
 from rooflane.eval.campaign.shape_work import ShapeWork
 from rooflane.eval.campaign.team import ReferenceLost, Spent, Team, overhead_share
@@ -38,14 +39,12 @@ from rooflane.eval.record.settings import Settings, ShapeTodo, derive_seed, make
 from rooflane.eval.report.table import number
 from rooflane.eval.report.table import times as ratio_text
 from rooflane.eval.stats.run import Run, create_run, open_run
-from rooflane.eval.worker.candidates import load_rule_table, parse_candidate
+from rooflane.eval.worker.candidates import load_rule_table
 from rooflane.eval.worker.protocol import Hello
 from rooflane.families import get_family
 from rooflane.families.runtime.host import host_build_pending
-from rooflane.shapes import Shape
+from rooflane.shapes import Problem, Shape, from_dict
 
-# Those that need no compiler first: should the time run short, the dear ones are what is left out.
-CONTROL_NAMES = ("identity", "sdpa", "compiled", "compiled_reduce_overhead")
 # Of a limited run, the share of the time the first process may take: it compiles, the others find its caches.
 FIRST_SHARE = 0.6
 NUMBER = re.compile(r"\b\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?\b")
@@ -73,8 +72,8 @@ class Event:
 
 
 def evaluate(
-    shapes: Sequence[Shape],
-    candidates: str | Sequence[str] = ("dispatched",),
+    shapes: Sequence[Shape | Problem],
+    candidates: str | Sequence[str] | None = None,
     *,
     runs_dir: str | Path = "runs",
     on_event: Callable[[Event], None] | None = None,
@@ -83,23 +82,27 @@ def evaluate(
 ) -> Run:
     """Predict, verify and time candidates against eager and the controls on every shape; return the run.
 
-    `settings` are the fields of `Settings`. A candidate, one or several, is `dispatched`, a family
-    (`family:key=value`), or a file (`path.py[:name]`). Everything is written to a new folder under `runs_dir` as it
-    is measured. Raises `EvaluationError` before anything runs when the request cannot be run; Ctrl-C ends the worker
-    and returns the run with `interrupted` set.
+    `settings` are the fields of `Settings`. A candidate, one or several, is `dispatched`, which stands where none is
+    named, a family (`family:key=value`), or a file (`path.py[:name]`). In place of shapes it takes problems
+    (`rooflane.shapes.load_problems`); a candidate is then `optimize`, which stands where none is named, `half`,
+    `compile`, a file or a folder. Everything is written to a new folder under `runs_dir` as it is measured. Raises
+    `EvaluationError` before anything runs when the request cannot be run; Ctrl-C ends the worker and returns the run
+    with `interrupted` set.
     """
     started = monotonic()
     wanted = make_settings(**settings)
-    candidates = [candidates] if isinstance(candidates, str) else candidates
     if not shapes:
         raise EvaluationError("no shape was given; name a shape file with at least one line")
+    requests = requests_of(shapes)
+    candidates = requests.default_candidates if candidates is None else candidates
+    candidates = [candidates] if isinstance(candidates, str) else candidates
     if not candidates or len(set(candidates)) != len(candidates):
         raise EvaluationError("name at least one candidate, and each only once")
-    parsed = [parse_candidate(text) for text in candidates]
-    controls = CONTROL_NAMES if wanted.controls is None else wanted.controls
+    parsed = [requests.parse(text) for text in candidates]
+    controls = requests.controls if wanted.controls is None else wanted.controls
     for name in controls:
-        if name not in CONTROL_NAMES:
-            raise EvaluationError(f"no control is called {name!r}; there are: {', '.join(CONTROL_NAMES)}")
+        if name not in requests.controls:
+            raise EvaluationError(f"no control is called {name!r} here; there are: {', '.join(requests.controls)}")
     # It imports torch while this process does, where that is what tells the device.
     fork_server()
     device = resolve_device(wanted.device)
@@ -109,6 +112,8 @@ def evaluate(
         rules = load_rule_table(wanted.rules)
     except RuleError as error:
         raise EvaluationError(str(error)) from None
+    hello = Hello(device, profile.model_dump(mode="json"), rules.text(), describe=False)
+    shapes = requests.describe(shapes, hello, wanted.arm_timeout_s)
     now = datetime.datetime.now(datetime.UTC)
     meta = RunMeta(
         id=f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}",
@@ -124,7 +129,7 @@ def evaluate(
         extra_arms=[*(str(ArmId(name, "copy")) for name in candidates), NOOP, ANCHOR],
         profile=profile.model_dump(mode="json"),
         price_per_hour=profile.usd_per_hour or None,
-        predictions=[predict(shape, profile, parsed, rules) for shape in shapes],
+        predictions=[requests.predict(shape, profile, parsed, rules) for shape in shapes],
         rules=RulesUsed(source=rules.title(), digest=rules.digest(), text=rules.text()),
     )
     meta = meta.model_copy(update={"not_run": skip_reasons(meta, wanted)})
@@ -252,7 +257,7 @@ class Campaign:
                 share = (deadline - monotonic()) / (len(todo) - index)
                 # A planned shape runs, with its fewest calls, when the budget is spent too: which shapes a run has must
                 # not depend on what else the machine did.
-                ShapeWork(context, Shape(**item.shape), item, monotonic() + share).run()
+                ShapeWork(context, from_dict(item.shape), item, monotonic() + share).run()
                 self._tell("shape", process, self.at, text=self._figures(process, self.at))
         finally:
             team.close()

@@ -29,7 +29,7 @@ from rooflane.eval.exit_codes import EvaluationError
 
 if TYPE_CHECKING:
     from rooflane.eval import Event, Run
-    from rooflane.shapes import Shape
+    from rooflane.shapes import Problem, Shape
 
 REPORT_FILE = "report.md"
 # The options of settings that have another name.
@@ -237,7 +237,7 @@ def spelled() -> str:
 
 
 @contextmanager
-def follow(shapes: Sequence[Shape]) -> Iterator[Callable[[Event], None]]:
+def follow(shapes: Sequence[Shape | Problem]) -> Iterator[Callable[[Event], None]]:
     """Show a run as it goes: one live bar on a terminal, elsewhere a line a shape and then a line a process."""
     screen = console(stderr=True)
     if not screen.is_terminal:
@@ -266,8 +266,8 @@ def follow(shapes: Sequence[Shape]) -> Iterator[Callable[[Event], None]]:
 class Lines:
     """Print a run's progress as lines: each shape in the first process that is seen, then each process."""
 
-    def __init__(self, shapes: Sequence[Shape]) -> None:
-        self.labels = {shape.id: f"{shape.batch_size}x{shape.seq_len}x{shape.d_model}" for shape in shapes}
+    def __init__(self, shapes: Sequence[Shape | Problem]) -> None:
+        self.labels = {shape.id: shape.brief for shape in shapes}
         self.first: int | None = None
         self.seen = 0
         self.last: Event | None = None

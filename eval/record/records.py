@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rooflane.eval.exit_codes import EvaluationError
-from rooflane.shapes import Shape
+from rooflane.shapes import Problem, Shape, from_dict
 
 SCHEMA_VERSION = 1
 RUN_FILE = "run.json"
@@ -27,6 +27,8 @@ ANCHOR = "anchor"
 COPY_PREFIX = "copy of "
 COMPILED_PREFIX = "compiled"
 INFEASIBLE = "infeasible"
+# In a classification, the basis of one that comes from a run and predicts nothing.
+MEASURED = "measured"
 
 Status = Literal["ok", "incorrect", "error", "oom", "unsupported", "infeasible", "skipped"]
 Kind = Literal["baseline", "control", "candidate", "copy", "noop", "anchor", "reference"]
@@ -268,9 +270,9 @@ class RunMeta(BaseModel):
     )
     rules: RulesUsed | None = Field(default=None, description="None in runs of before tables were recorded")
 
-    def shape_list(self) -> list[Shape]:
-        """Return the run's shapes, in file order."""
-        return [Shape(**fields) for fields in self.shapes]
+    def shape_list(self) -> list[Shape | Problem]:
+        """Return the run's shapes or problems, in file order."""
+        return [from_dict(fields) for fields in self.shapes]
 
     def planned(self, process: int, shape_id: str) -> tuple[str, ...]:
         """Return the arms planned for a process, in the order they are built; controls only where eager fits."""

@@ -148,7 +148,7 @@ def load_rule_table(path: str | None) -> Any:
     return load_rules(path or None)
 
 
-def load_attribute(candidate: Candidate, *, again: bool = False) -> Any:
+def load_attribute(candidate: Candidate, *, again: bool = False, names: Sequence[str] = DEFAULT_NAMES) -> Any:
     """Import the user's file under a name of its own and return what is to be built; `again` imports nothing new."""
     name = f"rooflane_candidate_{candidate.path.stem}"
     if again and name in sys.modules:
@@ -158,7 +158,7 @@ def load_attribute(candidate: Candidate, *, again: bool = False) -> Any:
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         spec.loader.exec_module(module)
-    names = (candidate.attribute,) if candidate.attribute else DEFAULT_NAMES
+    names = (candidate.attribute,) if candidate.attribute else names
     for wanted in names:
         if hasattr(module, wanted):
             return getattr(module, wanted)

@@ -90,7 +90,7 @@ class Subject:
             call=request.call,
         )  # fmt: skip
         self.arms[arm.id] = arm
-        return protocol.Built(arm.plan, arm.status, arm.reason, arm.setup_s)
+        return protocol.Built(arm.plan, arm.status, arm.reason, arm.setup_s, arm.note)
 
     def call(self, request: protocol.Call) -> Called:
         """Call an arm on a case, or as a promise allows, and write the output's bytes for the judge."""
