@@ -102,6 +102,17 @@ def load_problems(name: str | Path, atol: float | None = None, rtol: float | Non
     return [_load_file(file, atol, rtol) for file in files]
 
 
+def summary_of(problem: Problem) -> str:
+    """Return the first line of a problem file's docstring, "" where it has none."""
+    text = ast.get_docstring(ast.parse(Path(problem.file).read_text(encoding="utf-8"))) or ""
+    return text.partition("\n")[0]
+
+
+def candidate_of(problem: Problem) -> Path:
+    """Return the file of the candidate that is shipped with a shipped problem."""
+    return SHIPPED / "candidates" / f"{problem.id}.py"
+
+
 def _find(name: str | Path) -> Path:
     """Return the file or folder of a name."""
     path = Path(name)

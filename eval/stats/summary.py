@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from rooflane.eval.record.nulls import NullResult, machine_of, software_of
-from rooflane.eval.record.records import COPY_PREFIX, EAGER, Record, RunMeta
+from rooflane.eval.record.records import COPY_PREFIX, EAGER, MEASURED, Record, RunMeta
 from rooflane.eval.stats.cells import judged, make_cell
 from rooflane.eval.stats.evidence import Assessment, Evidence, Measured
 from rooflane.eval.stats.figures import LAUNCH_SHARE, REFERENCE, Cell, ShapeRow, Summary, accuracy_lines, missed_text
@@ -94,6 +94,7 @@ def _shape_row(measured: Measured, shape: Shape) -> ShapeRow:
         predicted_peak_bytes=classification["peak_bytes"],
         measured_regime=_measured_regime(cells[EAGER], classification),
         cells=cells,
+        profiled=classification.get("basis") == MEASURED,
     )
 
 
