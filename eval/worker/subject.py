@@ -212,8 +212,9 @@ class Subject:
             with torch.inference_mode(False), torch.no_grad():
                 model = copy.deepcopy(self.template)
                 model.load_state_dict(other_weights(self.template))
-                arm.second = Arm(arm.id)
-                arm.second.forward, arm.second.weights = arm.make(model)
+                second = Arm(arm.id)
+                second.forward, second.weights = arm.make(model)
+                arm.second = second
         return arm.second
 
 
