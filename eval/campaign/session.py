@@ -14,6 +14,7 @@ from rooflane.eval.campaign.launch import Crash
 from rooflane.eval.campaign.requests import requests_of
 from rooflane.eval.campaign.team import Doing, ReferenceLost, Team
 from rooflane.eval.check.cases import Called, Case, OutputFacts
+from rooflane.eval.check.promises import PROMISES
 from rooflane.eval.check.verify import CallFailed, WrongOutput
 from rooflane.eval.record.environment import available_memory_bytes
 from rooflane.eval.record.records import (
@@ -196,7 +197,10 @@ class ShapeSession:
         """Return the seconds that a candidate's answer may take, None for the reference: its worker has one limit."""
         if worker == REFERENCE:
             return None
-        least = BUILD_LIMIT_S if isinstance(request, protocol.Build) else CALL_LIMIT_S
+        builds = isinstance(request, protocol.Build)
+        if isinstance(request, protocol.Call) and request.promise:
+            builds = PROMISES[request.promise].builds
+        least = BUILD_LIMIT_S if builds else CALL_LIMIT_S
         limit = max(least, EAGER_CALLS * self.eager_s)
         return max(LIMIT_LEAST_S, min(limit, self.context.deadline - monotonic()))
 

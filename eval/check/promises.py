@@ -40,6 +40,8 @@ class Promise:
     cuda_only: bool = False
     # A call may raise here: an exception is noted and is not a broken promise.
     may_refuse: bool = False
+    # The trial may build the arm a second time, which may compile.
+    builds: bool = False
     # The output must match the reference under other weights.
     other_weights: bool = False
 
@@ -68,8 +70,10 @@ PROMISES: dict[str, Promise] = {
     "weights moved": Promise("weights moved to another device or dtype and back are not used"),
     "weights loaded": Promise("weights loaded into the module are not used", other_weights=True),
     "weights updated": Promise("weights changed in place are not used", other_weights=True),
-    "beside a second model": Promise("a second model of the shape changes the first one's output"),
-    "second model": Promise("a second model of the shape does not use its own weights", other_weights=True),
+    "beside a second model": Promise("a second model of the shape changes the first one's output", builds=True),
+    "second model": Promise(
+        "a second model of the shape does not use its own weights", builds=True, other_weights=True
+    ),
 }
 IS_BASELINE = "its operations are the baseline's own, one for one"
 UNSTABLE = "three calls on one input give different bytes"
@@ -268,6 +272,11 @@ def _other_stream(arm: Arm, inputs: Inputs) -> tuple:
     return out, x, mask
 
 
+def _tensors(module: nn.Module) -> list[Tensor]:
+    """Return a module's parameters and buffers."""
+    return [*module.parameters(), *module.buffers()]
+
+
 def _weights_moved(arm: Arm, inputs: Inputs) -> tuple:
     import torch
 
@@ -275,12 +284,16 @@ def _weights_moved(arm: Arm, inputs: Inputs) -> tuple:
 
     x, mask = inputs.draw()
     arm.forward(x, mask)
-    dtypes = {parameter.dtype for parameter in arm.weights.parameters()}
     with torch.inference_mode(False):
+        held = [tensor for tensor in _tensors(arm.weights) if tensor.is_floating_point()]
+        dtypes = {tensor.dtype for tensor in held}
+        # Of the same sizes as the weights, without keeping their memory.
+        sizes = [tensor.detach().new_empty([1] * tensor.dim()).expand(tensor.shape) for tensor in held]
+        del held
         # A CPU has no second device: conversion to a wider dtype and back also replaces the memory.
         arm.weights.to("cpu" if inputs.device.type == "cuda" else torch.float64)
-        for parameter in arm.weights.parameters():
-            poison(parameter.detach(), blocks=1)
+        for size in sizes:
+            poison(size, blocks=1)
         arm.weights.to(device=inputs.device, dtype=dtypes.pop() if len(dtypes) == 1 else None)
     return arm.forward(x, mask), x, mask
 
@@ -296,11 +309,12 @@ def _weights_updated(arm: Arm, inputs: Inputs) -> tuple:
     x, mask = inputs.draw()
     with _as_a_caller():
         # In the module's own tensors, whatever they are called: loaded once, read out, put in place one by one.
-        held = [*arm.weights.parameters(), *arm.weights.buffers()]
+        held = _tensors(arm.weights)
         arm.weights.load_state_dict(other_weights(inputs.template))
         wanted = [tensor.detach().clone() for tensor in held]
         arm.weights.load_state_dict(inputs.template.state_dict())
-    arm.forward(x, mask)
+    # On another input: whether an answer is kept by its input is what other promises ask.
+    arm.forward(*inputs.draw("swapped"))
     with _as_a_caller():
         for tensor, values in zip(held, wanted, strict=True):
             tensor.copy_(values)

@@ -212,9 +212,8 @@ class Subject:
             with torch.inference_mode(False), torch.no_grad():
                 model = copy.deepcopy(self.template)
                 model.load_state_dict(other_weights(self.template))
-                second = Arm(arm.id)
-                second.forward, second.weights = arm.make(model)
-                arm.second = second
+                forward, weights = arm.make(model)
+            arm.second = Arm(arm.id, forward=forward, weights=weights)
         return arm.second
 
 

@@ -22,7 +22,7 @@ from rooflane.eval.check.cases import Case
 from rooflane.eval.record.digest import DIGEST_FILE
 from rooflane.eval.record.records import RECORDS_FILE, ArmId
 from rooflane.eval.stats.run import open_run
-from rooflane.eval.worker.protocol import Build, Compare, Repeat
+from rooflane.eval.worker.protocol import Build, Call, Compare, Repeat
 from rooflane.shapes import Shape
 
 A = Shape("a", 2, 8, 16, 2, 16, 1)
@@ -195,10 +195,12 @@ def test_a_candidates_time_for_an_answer_follows_eager_and_the_budget(monkeypatc
     arm = ArmId("mine", "candidate", "mine")
     assert work._limit_s("mine", Build(arm)) == pytest.approx(build)
     assert work._limit_s("mine", Repeat(arm, Case(1))) == pytest.approx(call)
+    assert work._limit_s("mine", Call(arm, Case(1), "odd offset")) == pytest.approx(call)
+    assert work._limit_s("mine", Call(arm, Case(1), "second model")) == pytest.approx(build)
     assert work._limit_s("reference", Repeat(arm, Case(1))) is None
 
 
-@pytest.mark.parametrize(("calls", "skipped"), [([16.0, 2.0], False), ([14.0], False), ([21.0, 15.5], True)])
+@pytest.mark.parametrize(("calls", "skipped"), [([16.0, 2.0], False), ([14.0, 13.0], False), ([21.0, 15.5], True)])
 def test_a_shape_is_skipped_by_measurement_only_when_two_eager_calls_are_too_long(monkeypatch, calls, skipped):
     """The limit of 5 s a call is allowed threefold, since a prediction may be too kind."""
     said, left = [], list(calls)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from rooflane.baseline import build_baseline
+from rooflane.eval.check.cases import MASK_NAMES
 from rooflane.eval.check.outputs import poison
 from rooflane.eval.check.promises import IS_BASELINE, PROMISES
 from rooflane.eval.check.truth import STRESSES
@@ -42,7 +43,8 @@ def test_the_baseline_itself_passes_everything(check, tiny_shape):
     assert found.contract_class == "pure"
     assert found.trials == 5
     assert found.gate.use == 0
-    assert set(found.ragged) == {"padding 0.3", "one token", "holes", "no mask"}
+    assert set(found.ragged) == {"padding 0.3", "one token", "left padding", "padding alone", "holes", "no mask"}
+    assert found.missed == []
     assert [check.name for check in found.truth] == [stress.name for stress in STRESSES]
 
 
@@ -123,7 +125,7 @@ def test_a_forward_that_ignores_the_mask_is_caught_by_ragged_masks(check, tiny_s
     assert "mask check" in found.reason
 
 
-def test_a_forward_that_takes_the_mask_for_a_prefix_is_caught_by_holes(check, tiny_shape):
+def test_a_forward_that_takes_the_mask_for_a_prefix_is_caught_by_left_padding(check, tiny_shape):
     def prefix(model):
         def forward(x, mask=None):
             if mask is not None:
@@ -133,7 +135,7 @@ def test_a_forward_that_takes_the_mask_for_a_prefix_is_caught_by_holes(check, ti
         return forward
 
     found = check(tiny_shape, prefix)
-    assert found.reason.startswith("mask check 'holes'")
+    assert found.reason.startswith("mask check 'left padding'")
 
 
 def test_weights_packed_once_are_caught_when_they_change(check, tiny_shape):
@@ -187,7 +189,13 @@ def test_broken_promises_are_findings_and_not_failures(check, tiny_shape):
         return forward
 
     found = check(tiny_shape, one_buffer)
-    assert (found.status, found.contract) == ("ok", ["the next call overwrites the output"])
+    assert found.status == "ok"
+    assert found.contract[0] == "the next call overwrites the output"
+    # Outputs 1 to 8 hold what call 9 wrote: the text of the finding says which.
+    assert found.contract[1:] == [
+        "a later call overwrites one of 9 kept outputs: after call 9, the output of call 1, 2, 3, 4, 5, 6, 7, 8 was no "
+        "longer the same"
+    ]
     assert found.contract_class == "contract-dependent"
     found = check(tiny_shape, by_identity)
     assert (found.status, found.contract_class) == ("ok", "contract-dependent")
@@ -227,7 +235,8 @@ def test_weights_copied_at_the_first_call_are_found_when_loaded_anew(check, tiny
         return forward
 
     found = check(tiny_shape, packed)
-    assert found.contract == [PROMISES["weights loaded"].finding]
+    names = ("weights loaded", "weights updated", "second model")
+    assert found.contract == [PROMISES[name].finding for name in names]
 
 
 def test_an_answer_that_varies_is_noted(check, tiny_shape):
@@ -259,8 +268,12 @@ def test_a_layout_that_is_refused_is_noted_and_one_that_is_misread_is_a_finding(
 
     found = check(tiny_shape, refusing)
     assert found.contract_class == "pure"
-    assert any("refused: other strides" in note for note in found.notes)
-    assert check(tiny_shape, misreading).contract == [PROMISES["other strides"].finding]
+    assert [note for note in found.notes if "refused: other strides" in note]
+    assert [note for note in found.notes if "refused: sliced input" in note]
+    assert found.missed == []
+    assert check(tiny_shape, misreading).contract == [
+        PROMISES[name].finding for name in ("other strides", "sliced input")
+    ]
 
 
 def test_half_precision_is_judged_against_fp64(check):
@@ -282,11 +295,35 @@ def test_bf16_arithmetic_fails_the_gate_of_a_float32_model(check):
     assert found.status == "incorrect"
 
 
-def test_checks_beyond_the_deadline_are_noted_and_one_trial_always_runs(check, tiny_shape):
+def test_checks_beyond_the_deadline_are_missed_by_name_and_one_trial_always_runs(check, tiny_shape):
     found = check(tiny_shape, lambda model: model, deadline=time.monotonic() - 1)
-    assert (found.status, found.trials) == ("ok", 1)
-    assert any("accuracy trials after number 1 not run" in note for note in found.notes)
-    assert any("stress" in note for note in found.notes)
+    assert (found.status, found.trials, found.ragged, found.truth) == ("ok", 1, {}, [])
+    assert found.contract_class is None
+    missed = [line.removesuffix(": its time for checks was spent") for line in found.missed]
+    trials = [f"accuracy trial {number}" for number in (2, 3, 4, 5)]
+    stresses = [f"stress input {stress.name!r}" for stress in STRESSES]
+    again = ["accuracy trial with the weights loaded again"]
+    promises = [f"promise {name!r}" for name, promise in PROMISES.items() if not promise.cuda_only]
+    masks = [f"mask check {name!r}" for name in MASK_NAMES]
+    assert missed == [*trials, *masks, *stresses, *again, *promises, "comparison of repeated calls"]
+
+
+def test_a_slow_call_costs_the_checks_behind_it_alone(check, tiny_shape):
+    # The time ends during the masks: what ran before counts, what comes after is missed.
+    def slow(model):
+        calls = []
+
+        def forward(x, mask=None):
+            calls.append(1)
+            if len(calls) == 7:
+                time.sleep(1.0)
+            return model(x, mask)
+
+        return forward
+
+    found = check(tiny_shape, slow, deadline=time.monotonic() + 0.9)
+    assert (found.status, found.trials, list(found.ragged)) == ("ok", 5, ["padding 0.3", "one token"])
+    assert found.missed[0] == "mask check 'left padding': its time for checks was spent"
 
 
 def test_poisoned_memory_is_what_the_next_allocation_gets():

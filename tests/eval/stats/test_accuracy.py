@@ -13,7 +13,6 @@ from rooflane.eval.check.truth import (
     Truth,
     draw_stress,
     judge,
-    missing_parameter,
     stressed,
 )
 from rooflane.eval.record.records import BIN_EDGES, TruthCheck, Verification
@@ -100,13 +99,6 @@ def test_a_stress_changes_every_copy_alike_and_is_put_back_exactly():
         weights = torch.cat([value for name, value in now.items() if "norm" in name and name.endswith("weight")])
         assert weights.min() >= 0.5 and weights.max() < 1.5 and weights.std() > 0.2
     assert all(torch.equal(value, before[name]) for name, value in one.state_dict().items())
-
-
-def test_a_module_without_the_parameter_is_named():
-    sharpen = next(stress for stress in STRESSES if stress.sharpen)
-    assert missing_parameter(torch.nn.Linear(2, 2), sharpen) == "q_proj"
-    assert missing_parameter(torch.nn.Linear(2, 2), PLAIN) is None
-    assert missing_parameter(build_baseline(Shape("t", 1, 2, 4, 1, 4, 1), CPU, 1), sharpen) is None
 
 
 def test_forgotten_norm_parameters_are_caught_by_drawn_norms_alone(run_stress):

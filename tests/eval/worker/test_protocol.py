@@ -85,12 +85,12 @@ def test_a_missing_field_and_another_requests_answer_are_invalid():
 
 def test_what_is_nested_is_as_strict():
     facts = {"shape": [2, 8], "dtype": "float32", "device": "cpu", "strides": "contiguous", "bytes": 64}
-    assert decoded("Called", {"output": facts, "missing": ""}, protocol.Call) == Called(
+    assert decoded("Called", {"output": facts, "not_loaded": ""}, protocol.Call) == Called(
         output=protocol.OutputFacts((2, 8), "float32", "cpu", "contiguous", 64)
     )
     for change in ({"bytes": "64"}, {"shape": [2.5]}, {"more": 1}):
         with pytest.raises(InvalidMessage):
-            decoded("Called", {"output": facts | change, "missing": ""}, protocol.Call)
+            decoded("Called", {"output": facts | change, "not_loaded": ""}, protocol.Call)
     states = dict.fromkeys(("harness_ns", "device_ns", "idle_ns", "cold_ns", "rotating_ns"), [5])
     assert decoded("States", states, protocol.TimeStates).idle_ns == [5]
     with pytest.raises(InvalidMessage, match="cold_ns"):
