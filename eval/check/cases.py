@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 # Added to the elements that are changed: far outside the rounding of any dtype, within the range of the data.
 NUDGE = 2.0
-MASK_NAMES = ("padding 0.3", "one token", "left padding", "padding alone", "holes", "no mask")
+MASK_NAMES = ("padding 0.3", "one token", "padding alone", "left padding", "holes", "no mask")
 
 
 @dataclass(frozen=True)

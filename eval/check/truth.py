@@ -138,8 +138,8 @@ def mask_cases(full: Tensor, mask: Tensor, seed: int) -> dict[str, tuple[Tensor,
     return {
         f"padding {RAGGED_PADDING:g}": (full * mask[:, :, None], mask),
         "one token": (full * single[:, :, None], single),
-        "left padding": (full, single.flip(1)),
         "padding alone": (full, alone),
+        "left padding": (full, single.flip(1)),
         "holes": (full, holes),
         "no mask": (full, None),
     }

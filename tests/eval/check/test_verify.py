@@ -323,7 +323,7 @@ def test_a_slow_call_costs_the_checks_behind_it_alone(check, tiny_shape):
 
     found = check(tiny_shape, slow, deadline=time.monotonic() + 0.9)
     assert (found.status, found.trials, list(found.ragged)) == ("ok", 5, ["padding 0.3", "one token"])
-    assert found.missed[0] == "mask check 'left padding': its time for checks was spent"
+    assert found.missed[0] == "mask check 'padding alone': its time for checks was spent"
 
 
 def test_poisoned_memory_is_what_the_next_allocation_gets():
