@@ -51,3 +51,20 @@ def test_a_slow_candidate_misses_its_own_checks_and_no_one_elses(tmp_path, monke
     assert summary.exit_code() is ExitCode.INCOMPLETE
     (problem,) = [line for line in summary.problems() if "not run" in line]
     assert problem.endswith(f"of {names[0]}")
+
+
+@pytest.mark.parametrize(("causal", "missed"), [(False, 2), (True, 0)])
+def test_elements_left_out_for_the_references_time_are_missed(monkeypatch, causal, missed):
+    """Causal rows depend on no later one, so the first rows of the others stand for them; others have no stand-in."""
+    shape = Shape("o", 3, 8, 16, 2, 16, 1, causal=causal)
+    work = SimpleNamespace(
+        shape=shape, context=SimpleNamespace(device="cpu", process=0), seed=lambda purpose: 1,
+        settings=SimpleNamespace(reference_budget_s=1.5),
+    )  # fmt: skip
+    compared = shape_work.OversizeWork(work, row=None)
+    # A second an element: the budget of 1.5 s has room for one.
+    monkeypatch.setattr(compared, "_compare", lambda *asked: ("gate", 1_000_000_000))
+    gates, times, notes, left_out = compared._compare_all()
+    assert (len(times), len(gates)) == (1, 3 if causal else 1)
+    assert notes[0] == "compared: 1 of 3 batch elements"
+    assert left_out == ([f"comparison of {missed} batch elements: the reference's time was spent"] if missed else [])
