@@ -68,6 +68,16 @@ class Shape:
         """Bytes of one element of the model's dtype."""
         return DTYPE_BYTES[self.dtype]
 
+    @property
+    def has_elements(self) -> bool:
+        """Whether the reference can be computed one batch element at a time."""
+        return True
+
+    @property
+    def brief(self) -> str:
+        """Batch, sequence and width, for a line of progress."""
+        return f"{self.batch_size}x{self.seq_len}x{self.d_model}"
+
     def label(self) -> str:
         """Return the sizes on one line, in the order of the shape file's columns."""
         mask = "causal" if self.causal else "full"

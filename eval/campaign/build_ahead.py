@@ -23,6 +23,7 @@ from rooflane.dispatch import Profile
 from rooflane.eval.record.records import RunMeta
 from rooflane.eval.worker.candidates import Candidate
 from rooflane.eval.worker.cpu_pinning import usable_cores
+from rooflane.eval.worker.problem_candidates import ProblemCandidate
 from rooflane.eval.worker.process import module_command
 from rooflane.families import get_family
 from rooflane.families.runtime.host import host_build_pending
@@ -39,15 +40,10 @@ _host: subprocess.Popen | None = None
 _running: list[subprocess.Popen] = []
 
 
-def uses_host_path(candidates: Sequence[Candidate]) -> bool:
-    """Return whether a candidate may call a kernel through the C++ call path: a family that torch does not compile."""
-    return any(not item.path and not (item.family and get_family(item.family).compiles) for item in candidates)
-
-
-def start_host_build(candidates: Sequence[Candidate]) -> None:
+def start_host_build(candidates: Sequence[Candidate | ProblemCandidate]) -> None:
     """Start to build the call path where a candidate needs it and it is not there; at most once a process."""
     global _host
-    if _host is None and uses_host_path(candidates) and host_build_pending():
+    if _host is None and any(item.uses_host_path for item in candidates) and host_build_pending():
         _host = _start([sys.executable, "-P", "-c", HOST_BUILD], "")
 
 

@@ -36,11 +36,11 @@ from rooflane.eval.campaign.planning import (
     compiles,
     left_out,
     oversize_seconds,
-    predict,
     profile_for,
     share_of_first,
     skip_reasons,
 )
+from rooflane.eval.campaign.requests import requests_of
 from rooflane.eval.campaign.session import ProcessContext
 from rooflane.eval.campaign.shape_work import ShapeWork
 from rooflane.eval.campaign.team import ReferenceLost, Spent, Team, overhead_share
@@ -51,15 +51,13 @@ from rooflane.eval.record.settings import Settings, ShapeTodo, derive_seed, make
 from rooflane.eval.report.table import number
 from rooflane.eval.report.table import times as ratio_text
 from rooflane.eval.stats.run import Run, create_run, open_run
-from rooflane.eval.worker.candidates import load_rule_table, parse_candidate
+from rooflane.eval.worker.candidates import load_rule_table
 from rooflane.eval.worker.outside import standing
 from rooflane.eval.worker.protocol import Hello
 from rooflane.families import get_family
 from rooflane.families.runtime.host import host_build_pending
-from rooflane.shapes import Shape
+from rooflane.shapes import Problem, Shape, from_dict
 
-# Those that need no compiler first: should the time run short, the dear ones are what is left out.
-CONTROL_NAMES = ("identity", "sdpa", "compiled", "compiled_reduce_overhead")
 # Of a limited run, the share of the time the first process may take: it compiles, the others find its caches.
 FIRST_SHARE = 0.6
 NUMBER = re.compile(r"\b\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?\b")
@@ -89,8 +87,8 @@ class Event:
 
 
 def evaluate(
-    shapes: Sequence[Shape],
-    candidates: str | Sequence[str] = ("dispatched",),
+    shapes: Sequence[Shape | Problem],
+    candidates: str | Sequence[str] | None = None,
     *,
     runs_dir: str | Path = "runs",
     on_event: Callable[[Event], None] | None = None,
@@ -99,34 +97,40 @@ def evaluate(
 ) -> Run:
     """Predict, verify and time candidates against eager and the controls on every shape; return the run.
 
-    `settings` are the fields of `Settings`. A candidate, one or several, is `dispatched`, a family
-    (`family:key=value`), or a file (`path.py[:name]`). Everything is written to a new folder under `runs_dir` as it
-    is measured. Raises `EvaluationError` before anything runs when the request cannot be run; Ctrl-C ends the worker
-    and returns the run with `interrupted` set.
+    `settings` are the fields of `Settings`. A candidate, one or several, is `dispatched`, which stands where none is
+    named, a family (`family:key=value`), or a file (`path.py[:name]`). In place of shapes it takes problems
+    (`rooflane.shapes.load_problems`); a candidate is then `optimize`, which stands where none is named, `half`,
+    `compile`, a file or a folder. Everything is written to a new folder under `runs_dir` as it is measured. Raises
+    `EvaluationError` before anything runs when the request cannot be run; Ctrl-C ends the worker and returns the run
+    with `interrupted` set.
     """
     started = monotonic()
     wanted = make_settings(**settings)
-    candidates = [candidates] if isinstance(candidates, str) else candidates
     if not shapes:
         raise EvaluationError("no shape was given; name a shape file with at least one line")
+    requests = requests_of(shapes)
+    candidates = requests.default_candidates if candidates is None else candidates
+    candidates = [candidates] if isinstance(candidates, str) else candidates
     if not candidates or len(set(candidates)) != len(candidates):
         raise EvaluationError("name at least one candidate, and each only once")
-    parsed = [parse_candidate(text) for text in candidates]
+    parsed = [requests.parse(text) for text in candidates]
     for name in wanted.controls or ():
-        if name not in CONTROL_NAMES:
-            raise EvaluationError(f"no control is called {name!r}; there are: {', '.join(CONTROL_NAMES)}")
+        if name not in requests.controls:
+            raise EvaluationError(f"no control is called {name!r} here; there are: {', '.join(requests.controls)}")
     # It imports torch while this process does, where that is what tells the device.
     fork_server()
     device = resolve_device(wanted.device)
     if device == "cuda":
         start_host_build(parsed)
-    wanted = wanted.on_device(device)
-    controls = CONTROL_NAMES if wanted.controls is None else wanted.controls
+    given, wanted = wanted.controls, wanted.on_device(device)
+    controls = requests.default_controls(wanted) if given is None else given
     profile = profile_for(wanted, device)
     try:
         rules = load_rule_table(wanted.rules)
     except RuleError as error:
         raise EvaluationError(str(error)) from None
+    hello = Hello(device, profile.model_dump(mode="json"), rules.text(), describe=False)
+    shapes = requests.describe(shapes, hello, wanted.arm_timeout_s)
     now = datetime.datetime.now(datetime.UTC)
     meta = RunMeta(
         id=f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}",
@@ -142,9 +146,9 @@ def evaluate(
         extra_arms=[*(str(ArmId(name, "copy")) for name in candidates), NOOP, ANCHOR],
         profile=profile.model_dump(mode="json"),
         price_per_hour=profile.usd_per_hour or None,
-        predictions=[predict(shape, profile, parsed, rules) for shape in shapes],
+        predictions=[requests.predict(shape, profile, parsed, rules) for shape in shapes],
         rules=RulesUsed(source=rules.title(), digest=rules.digest(), text=rules.text()),
-        left_out=left_out(wanted, device, controls, CONTROL_NAMES),
+        left_out=left_out(wanted, device, controls, requests.controls),
     )
     meta = meta.model_copy(update={"not_run": skip_reasons(meta, wanted)})
     with campaign_lock(device_key(device), meta.id):
@@ -227,7 +231,9 @@ class Campaign:
     def _sandbox(self, scratch: Path) -> None:
         """Prepare the candidates' sandboxes; tell at once where there is none or it holds less than it should."""
         hidden = (self.run.folder, lock_path(device_key(self.meta.device)))
-        self.sandboxes = Sandboxes(self.meta.candidates, scratch, hidden, wanted=self.settings.sandbox)
+        parse = requests_of(self.meta.shape_list()).parse
+        files = {name: path for name in self.meta.candidates if (path := parse(name).path)}
+        self.sandboxes = Sandboxes(files, scratch, hidden, wanted=self.settings.sandbox)
         line = self.sandboxes.line
         if line != self.run.meta.sandbox:
             self.run.update(sandbox=line)
@@ -318,7 +324,7 @@ class Campaign:
                 # A planned shape runs, with its fewest calls, when the budget is spent too: which shapes a run has must
                 # not depend on what else the machine did.
                 with self._apart() if item.oversize else nullcontext():
-                    ShapeWork(context, Shape(**item.shape), item, monotonic() + share).run()
+                    ShapeWork(context, from_dict(item.shape), item, monotonic() + share).run()
                 self._tell("shape", process, self.at, text=self._figures(process, self.at))
         finally:
             team.close()

@@ -14,7 +14,7 @@ import getpass
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from heapq import nlargest
 from itertools import islice
@@ -22,7 +22,6 @@ from pathlib import Path
 
 from rooflane.dispatch.device import profiles_dir, state_dir
 from rooflane.eval.campaign.forkserver import ForkServerError, fork_server
-from rooflane.eval.worker.candidates import parse_candidate
 from rooflane.eval.worker.sandbox import CACHE_VARIABLES, Confinement
 from rooflane.families.runtime.host import cache_root
 
@@ -37,12 +36,15 @@ LOCKS = (".lock", "lock", "locks")
 
 
 class Sandboxes:
-    """A run's confinements by the candidate's name; `line` says what they hold, and is empty where nobody needs one."""
+    """A run's confinements by the name of a candidate that is a file.
 
-    def __init__(self, candidates: Iterable[str], root: Path, hidden: Iterable[Path], *, wanted: bool) -> None:
+    `line` says what they hold, and is empty where nobody needs one.
+    """
+
+    def __init__(self, files: Mapping[str, Path], root: Path, hidden: Iterable[Path], *, wanted: bool) -> None:
         self._root = root
         self._hidden = tuple(os.path.realpath(path) for path in (*hidden, state_dir(), root))
-        self._files = {name: path for name in candidates if (path := parse_candidate(name).path)}
+        self._files = dict(files)
         self.line = self._check(wanted) if self._files else ""
         self._on = self.line.startswith("on")
 

@@ -28,7 +28,7 @@ from rooflane.eval.record.records import (
 from rooflane.eval.record.settings import Settings, ShapeTodo
 from rooflane.eval.worker.candidates import Candidate, plan_candidate
 from rooflane.families import get_family
-from rooflane.shapes import Shape
+from rooflane.shapes import Shape, from_dict
 
 # Of a limited run, the share calls may take beside imports and compilation, and the calls an arm makes at the least:
 # the first one, one accuracy trial (two), two estimates, one warm-up, four rounds, two checks of what was timed.
@@ -228,7 +228,8 @@ class Pending:
                 if row is None or (row.timing is not None and eager is None):
                     missing.append(arm)
             if missing:
-                oversize = infeasible(self.meta, shape) or (eager is not None and eager.status == "oom")
+                left = eager is not None and eager.status == "oom" and shape.has_elements
+                oversize = infeasible(self.meta, shape) or left
                 if eager is not None and not oversize:
                     continue
                 todo.append(ShapeTodo(shape=shape.as_dict(), arms=tuple(missing), oversize=oversize))
@@ -285,7 +286,7 @@ class Pending:
             missing = [(item, arm) for item, arm in missing if arm == str(lost.arm)]
         missing = missing or [(item, arm) for item in todo for arm in item.arms]
         return [
-            self._bare_record(process, Shape(**item.shape), arm, "error", str(lost))
+            self._bare_record(process, from_dict(item.shape), arm, "error", str(lost))
             for item, arm in missing
             if (process, item.shape["id"], arm) not in self.rows
         ]

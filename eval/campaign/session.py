@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from time import monotonic
 from typing import Any, TypeVar
 
-from rooflane.dispatch import Profile, classify
+from rooflane.dispatch import Profile
 from rooflane.eval.campaign.launch import Crash
+from rooflane.eval.campaign.requests import requests_of
 from rooflane.eval.campaign.team import Doing, ReferenceLost, Team
 from rooflane.eval.check.cases import Called, Case, OutputFacts
 from rooflane.eval.check.promises import PROMISES
@@ -31,7 +32,7 @@ from rooflane.eval.record.records import (
 from rooflane.eval.record.settings import Settings, ShapeTodo, derive_seed
 from rooflane.eval.worker import protocol
 from rooflane.eval.worker.candidates import Plan
-from rooflane.shapes import Shape
+from rooflane.shapes import Problem, Shape
 
 
 @dataclass
@@ -43,6 +44,7 @@ class ArmRow:
     reason: str = ""
     plan: Plan = field(default_factory=Plan)
     setup_s: float | None = None
+    built_note: str = ""
     verification: Verification | None = None
     timing: Timing | None = None
     peak_bytes: int | None = None
@@ -62,8 +64,8 @@ class ArmRow:
             self.status, self.reason = "error", str(error)
 
     def note(self, line: str) -> None:
-        """Add a line to the notes of its verification, where it has one."""
-        if self.verification:
+        """Add a line, if there is one, to the notes of its verification, where it has one."""
+        if self.verification and line:
             self.verification = self.verification.model_copy(update={"notes": [*self.verification.notes, line]})
 
     def record(self, **common: Any) -> Record:
@@ -123,11 +125,12 @@ class ProcessContext:
 class ShapeSession:
     """What every step of a shape's work asks of the workers; `ShapeWork` says in which order."""
 
-    def __init__(self, context: ProcessContext, shape: Shape, todo: ShapeTodo, deadline: float) -> None:
+    def __init__(self, context: ProcessContext, shape: Shape | Problem, todo: ShapeTodo, deadline: float) -> None:
         self.context = context
         self.settings = context.settings
         self.team = context.team
         self.shape = shape
+        self.requests = requests_of([shape])
         self.todo = todo
         self.deadline = deadline
         # Seconds that the shape was given when its work began.
@@ -172,7 +175,7 @@ class ShapeSession:
         if self.context.device == "cpu":
             # An allocation past what is free must fail; the system would otherwise end some process.
             free = available_memory_bytes()
-            tight = self.todo.oversize or classify(self.shape, self.context.profile).peak_bytes > free
+            tight = self.todo.oversize or self.requests.peak_bytes(self.shape, self.context.profile) > free
             cap = free if capped and tight else None
         return protocol.BeginShape(self.shape, self.seed("weights"), cap)
 
@@ -227,9 +230,9 @@ class ShapeSession:
             if worker == REFERENCE:
                 raise ReferenceLost("an arm broke its GPU context", row.arm)
 
-    def skip_all(self, reason: str) -> None:
-        """Hand over a skipped row for every arm."""
-        rows = [self.new_row(name) for name in self.todo.arms]
+    def skip_all(self, reason: str, but: Collection[str] = ()) -> None:
+        """Hand over a skipped row for every arm but some."""
+        rows = [self.new_row(name) for name in self.todo.arms if name not in but]
         for row in rows:
             row.status, row.reason = "skipped", reason
         self.emit(*rows)

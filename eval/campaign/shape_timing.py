@@ -12,7 +12,7 @@ from rooflane.eval.campaign.blocks import ArmTimer, Counts, Samples, Schedule, c
 from rooflane.eval.campaign.launch import Crash
 from rooflane.eval.campaign.team import ReferenceLost
 from rooflane.eval.campaign.turns import TurnWatch
-from rooflane.eval.check.integrity import hidden_time, impossible_times, physical_floor_ns
+from rooflane.eval.check.integrity import hidden_time, impossible_times
 from rooflane.eval.check.promises import PROMISES
 from rooflane.eval.check.verify import CallFailed, WrongOutput
 from rooflane.eval.record.records import EAGER, EAGER_ARM, NOOP, REFERENCE, ArmId, Timing, Verification
@@ -109,7 +109,7 @@ class ShapeTiming:
         noop = self.samples.get(NOOP)
         nothing = [value for part in noop.rounds for value in part.event_ns] if noop else []
         profile, tokens = self.work.context.profile, row.timing.valid_tokens if row.timing else 0.0
-        floor_ns, basis = physical_floor_ns(self.work.shape, profile, tokens)
+        floor_ns, basis = self.work.requests.floor_ns(self.work.shape, profile, tokens)
         return [
             *timer.integrity,
             *hidden_time(timer.walls, self.timers[EAGER].walls),

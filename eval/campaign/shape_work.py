@@ -169,6 +169,9 @@ class ShapeWork(ShapeSession):
             except CallFailed as error:  # most likely memory: the prediction was too kind
                 eager.fail(error, "the first call of the eager forward")
                 self.emit(eager)
+        if eager.status != "ok" and not self.shape.has_elements:
+            self.skip_all(f"eager failed, and nothing can be compared with it: {eager.reason}", but=(EAGER,))
+            return
         if self.todo.oversize or eager.status != "ok":
             self.run_oversize()
             return
@@ -248,7 +251,7 @@ class ShapeWork(ShapeSession):
             finally:
                 self.context.setup_s[row.arm] = monotonic() - started
         row.plan, row.status, row.reason = built.plan, built.status, built.reason
-        row.setup_s, row.ready = built.setup_s, built.status == "ok"
+        row.setup_s, row.built_note, row.ready = built.setup_s, built.note, built.status == "ok"
 
     def verify(self, row: ArmRow) -> None:
         """Verify an arm; decide whether it is timed."""
@@ -265,6 +268,7 @@ class ShapeWork(ShapeSession):
                 level="full" if full else "trials",
                 deadline=monotonic() + self.verify_s(),
             )
+        row.note(row.built_note)
         row.status, row.reason = row.verification.status, row.verification.reason
         # A control that fails the gate is what users would get: it is timed and flagged. A candidate is not.
         if row.status != "ok" and (row.arm.kind != "control" or row.status != "incorrect"):

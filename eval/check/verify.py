@@ -14,9 +14,10 @@ from typing import Any, Literal, Protocol
 
 from rooflane.eval.check.cases import MASK_NAMES, Called, Case, OutputFacts
 from rooflane.eval.check.gate import merge_gates
+from rooflane.eval.check.problem_promises import PROBLEM_PROMISES
 from rooflane.eval.check.promises import HELD, IS_BASELINE, LAYOUT, PROMISES, UNSTABLE, Promise
 from rooflane.eval.record.records import GateResult, TruthCheck, Verification
-from rooflane.shapes import Shape
+from rooflane.shapes import Problem, Shape
 
 Level = Literal["full", "trials"]
 
@@ -77,12 +78,20 @@ class _Bench:
 
     subject: ArmSide
     judge: JudgeSide
-    shape: Shape
+    shape: Shape | Problem
     device: str
     seed: int
     deadline: float
     notes: list[str] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.masks, self.promises = MASK_NAMES, PROMISES
+        if isinstance(self.shape, Problem):
+            # It has no mask of ours.
+            self.masks, self.promises = (), PROBLEM_PROMISES
+            if self.shape.no_truth:
+                self.notes.append(f"not compared with float64: {self.shape.no_truth}")
 
     def case(self, offset: int, kind: str = "drawn", name: str = "") -> Case:
         """Return the case of a running number."""
@@ -104,7 +113,7 @@ class _Bench:
 def verify(
     subject: ArmSide,
     judge: JudgeSide,
-    shape: Shape,
+    shape: Shape | Problem,
     *,
     device: str = "cpu",
     seed: int,
@@ -186,8 +195,8 @@ def _masks(bench: _Bench, found: dict[str, Any]) -> None:
     """Check ragged and left padding, sequences of one token and of none, masks with holes, and no mask at all."""
     ragged: dict[str, GateResult] = {}
     found["ragged"] = ragged
-    for index, name in enumerate(MASK_NAMES):
-        if bench.late(*(f"mask check {left!r}" for left in MASK_NAMES[index:])):
+    for index, name in enumerate(bench.masks):
+        if bench.late(*(f"mask check {left!r}" for left in bench.masks[index:])):
             return
         ragged[name] = bench.gate(bench.case(MASKS, "mask", name))
         require(ragged[name], f"mask check {name!r}")
@@ -223,7 +232,7 @@ def _stress(bench: _Bench, found: dict[str, Any]) -> None:
 def _contract(bench: _Bench, found: dict[str, Any]) -> None:
     """Check the promises to the caller; a broken promise is a finding, not a failure."""
     findings: list[str] = []
-    promises = {name: one for name, one in PROMISES.items() if bench.device == "cuda" or not one.cuda_only}
+    promises = {name: one for name, one in bench.promises.items() if bench.device == "cuda" or not one.cuda_only}
     names = list(promises)
     for index, (name, promise) in enumerate(promises.items()):
         if bench.late(*(f"promise {left!r}" for left in names[index:]), "comparison of repeated calls"):

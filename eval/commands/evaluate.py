@@ -21,6 +21,7 @@ from rooflane.eval.commands.output import (
     AsJson,
     RulesFile,
     console,
+    find_problems,
     find_shapes,
     refuse_beside_resume,
     remark,
@@ -31,7 +32,7 @@ from rooflane.eval.report.escape import plain
 
 if TYPE_CHECKING:
     from rooflane.eval import Event, Run
-    from rooflane.shapes import Shape
+    from rooflane.shapes import Problem, Shape
 
 REPORT_FILE = "report.md"
 # The options of settings that have another name.
@@ -72,7 +73,21 @@ def eval_command(
     context: typer.Context,
     file: Annotated[
         str | None,
-        typer.Argument(metavar="FILE", help="Shape file; a shipped one by its name; required unless --resume."),
+        typer.Argument(metavar="FILE", help="Shape file; a shipped one by its name. Or use --problem or --resume."),
+    ] = None,
+    problem: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="In place of FILE: a Python file with Model, get_inputs and get_init_inputs, a folder of them, or a "
+            "shipped problem by its name.",
+        ),
+    ] = None,
+    atol: Annotated[
+        float | None, typer.Option(help="Absolute tolerance of every problem.  [ATOL of its file, else 0.002]")
+    ] = None,
+    rtol: Annotated[
+        float | None, typer.Option(help="Relative tolerance of every problem.  [RTOL of its file, else 0.02]")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     profile: Annotated[
@@ -82,10 +97,15 @@ def eval_command(
         bool, typer.Option("--quick", help="3 processes: a verdict only where the interval at 99.9% shows it.")
     ] = False,
     processes: Annotated[int | None, typer.Option(help="Fresh processes each arm is measured in.  [8]")] = None,
-    shape: Annotated[list[str] | None, typer.Option(metavar="ID", help="Only this shape; repeatable.")] = None,
+    shape: Annotated[
+        list[str] | None, typer.Option(metavar="ID", help="Only this shape or problem; repeatable.")
+    ] = None,
     candidate: Annotated[
         list[str] | None,
-        typer.Option(help="dispatched, FAMILY, FAMILY:key=value,... or FILE.py[:name]; repeatable.  [dispatched]"),
+        typer.Option(
+            help="dispatched, FAMILY, FAMILY:key=value,... or FILE.py[:name]; of a problem: optimize, half, compile, "
+            "FILE.py[:name], or a folder with a file for each problem; repeatable.  [dispatched; optimize]"
+        ),
     ] = None,
     control: Annotated[
         list[str] | None,
@@ -135,7 +155,7 @@ def eval_command(
     details: Annotated[bool, typer.Option("--details", help="Print every table of the report.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Classify, route, verify, time and report every shape of FILE; the main job.
+    """Classify, route, verify, time and report every shape of FILE, or every problem of --problem; the main job.
 
     Exit status: 0 complete and correct, 1 an unexpected error, 2 a request that cannot be run, 20 incorrect, 21 a
     broken promise, 22 incomplete, 30 evidence of manipulation, 40 contaminated, 130 interrupted. With --require faster
@@ -145,7 +165,7 @@ def eval_command(
     from rooflane.eval import resume as resume_run
     from rooflane.eval.campaign.build_ahead import start_host_build
     from rooflane.eval.campaign.forkserver import fork_server
-    from rooflane.eval.worker.candidates import parse_candidate
+    from rooflane.eval.campaign.requests import requests_of
 
     if resume is not None:
         refuse_beside_resume(context, RESUME_OPTIONS, "goes on with the run's own shapes and settings")
@@ -153,9 +173,13 @@ def eval_command(
             run = resume_run(resume, on_event=on_event)
         _finish(run, require, accept_contract, details, as_json)
         return
-    if file is None:
-        raise typer.BadParameter("name a shape file, such as shapes/published.csv, or --resume a run", context)
-    shapes = find_shapes(file, shape or ())
+    if (file is None) == (problem is None):
+        raise typer.BadParameter(
+            "name either a shape file, such as shapes/published.csv, or a --problem, or --resume a run", context
+        )
+    if problem is None and (atol, rtol) != (None, None):
+        raise typer.BadParameter("--atol and --rtol are for a --problem; shapes have the gate's own tolerance", context)
+    requests = find_shapes(file, shape or ()) if file else find_problems(problem, shape or (), atol, rtol)
     if memory_cap is not None and not 0 < memory_cap < float("inf"):
         raise EvaluationError(f"--memory-cap {memory_cap:g}: it must be a number greater than 0, in GB")
     settings: dict[str, Any] = {
@@ -174,16 +198,17 @@ def eval_command(
     }
     settings = {name: value for name, value in settings.items() if value is not None}
     _check(settings, context)
-    parsed = [parse_candidate(text) for text in candidate or ["dispatched"]]
+    kind = requests_of(requests)
+    parsed = [kind.parse(text) for text in candidate or kind.default_candidates]
     if device == "cuda" or (device == "auto" and GPU_DRIVER.exists()):
         # Both take long and need no answer yet: the imports of the workers, and the C++ call path's compiler.
         fork_server()
         start_host_build(parsed)
     _prepare_profile(profile, device)
-    with follow(shapes) as on_event:
+    with follow(requests) as on_event:
         run = evaluate(
-            shapes,
-            candidate or ["dispatched"],
+            requests,
+            candidate,
             runs_dir=out,
             on_event=on_event,
             command=shlex.join(["rooflane", *sys.argv[1:]]),
@@ -252,7 +277,7 @@ def spelled() -> str:
 
 
 @contextmanager
-def follow(shapes: Sequence[Shape]) -> Iterator[Callable[[Event], None]]:
+def follow(shapes: Sequence[Shape | Problem]) -> Iterator[Callable[[Event], None]]:
     """Show a run as it goes: one live bar on a terminal, elsewhere a line a shape and then a line a process."""
     screen = console(stderr=True)
     if not screen.is_terminal:
@@ -281,8 +306,8 @@ def follow(shapes: Sequence[Shape]) -> Iterator[Callable[[Event], None]]:
 class Lines:
     """Print a run's progress as lines: each shape in the first process that is seen, then each process."""
 
-    def __init__(self, shapes: Sequence[Shape]) -> None:
-        self.labels = {shape.id: f"{shape.batch_size}x{shape.seq_len}x{shape.d_model}" for shape in shapes}
+    def __init__(self, shapes: Sequence[Shape | Problem]) -> None:
+        self.labels = {shape.id: shape.brief for shape in shapes}
         self.first: int | None = None
         self.seen = 0
         self.last: Event | None = None

@@ -16,7 +16,7 @@ import rooflane.shapes
 from rooflane.dispatch import Profile, load_profile
 from rooflane.dispatch.device import AUTO, kept_note
 from rooflane.eval.report.escape import plain
-from rooflane.shapes import Shape, ShapeError, load_shapes
+from rooflane.shapes import Problem, Shape, ShapeError, load_problems, load_shapes
 
 # A pipe has no width, and at rich's default of 80 columns tables would wrap.
 PIPE_WIDTH = 160
@@ -100,9 +100,20 @@ def find_shapes(name: str, only: Sequence[str] = ()) -> list[Shape]:
     path, shipped = Path(name), Path(rooflane.shapes.__file__).parent / name
     if not path.exists() and path.name == name and shipped.is_file():
         path = shipped
-    shapes = load_shapes(path)
-    unknown = [wanted for wanted in only if wanted not in {shape.id for shape in shapes}]
+    return _pick(load_shapes(path), only, f"{path}: holds no shape")
+
+
+def find_problems(
+    name: str, only: Sequence[str] = (), atol: float | None = None, rtol: float | None = None
+) -> list[Problem]:
+    """Return the problems of a file, a folder or a shipped name; `only` picks by id."""
+    return _pick(load_problems(name, atol, rtol), only, f"{name}: holds no problem")
+
+
+def _pick(requests: list[Any], only: Sequence[str], lacking: str) -> list[Any]:
+    """Return the requests with these ids, all where none is named."""
+    unknown = [wanted for wanted in only if wanted not in {one.id for one in requests}]
     if unknown:
-        ids = ", ".join(shape.id for shape in shapes)
-        raise ShapeError(f"{path}: holds no shape {', '.join(map(repr, unknown))}; its ids are: {ids}")
-    return [shape for shape in shapes if not only or shape.id in only]
+        ids = ", ".join(one.id for one in requests)
+        raise ShapeError(f"{lacking} {', '.join(map(repr, unknown))}; its ids are: {ids}")
+    return [one for one in requests if not only or one.id in only]

@@ -24,6 +24,8 @@ from rooflane.eval.commands.output import (
 )
 from rooflane.eval.report.table import Table, print_table
 from rooflane.families import load_families
+from rooflane.shapes import load_problems
+from rooflane.shapes.problem import SHIPPED, SHIPPED_NAME, candidate_of, summary_of
 
 
 def classify_command(
@@ -122,6 +124,21 @@ def _print_routes(routes: list[Route], device: str) -> None:
     served = Counter(item.family for item in routes).most_common()
     families = ", ".join(f"{count} by {family}" for family, count in served)
     say(f"{counted(len(routes), 'shape')}: {families}; --details shows what was rejected and why")
+
+
+def problems_command(as_json: AsJson = False) -> None:
+    """List the shipped problems: `rooflane eval --problem NAME` takes each, `--problem shipped` all of them."""
+    problems = load_problems(SHIPPED_NAME)
+    rows = [
+        {"problem": one.id, "what it is": summary_of(one), "file": one.file, "candidate": str(candidate_of(one))}
+        for one in problems
+    ]
+    if as_json:
+        print_json(rows)
+        return
+    cells = [tuple(row.values())[:2] for row in rows]
+    print_table(Table("Shipped problems, each with a right candidate", tuple(rows[0])[:2], cells, 2), console())
+    print(f"they lie in {SHIPPED}; as a --candidate, `{SHIPPED_NAME}` means the candidates beside them")
 
 
 def families_command(profile: ProfileName = "auto", as_json: AsJson = False, file: ShapeFile = "published.csv") -> None:

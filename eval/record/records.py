@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rooflane.dispatch.state_files import NotRegular, open_regular, read_regular
 from rooflane.eval.exit_codes import EvaluationError
-from rooflane.shapes import Shape
+from rooflane.shapes import Problem, Shape, from_dict
 
 SCHEMA_VERSION = 1
 RUN_FILE = "run.json"
@@ -28,6 +28,8 @@ ANCHOR = "anchor"
 COPY_PREFIX = "copy of "
 COMPILED_PREFIX = "compiled"
 INFEASIBLE = "infeasible"
+# In a classification, the basis of one that comes from a run and predicts nothing.
+MEASURED = "measured"
 
 Status = Literal["ok", "incorrect", "error", "oom", "unsupported", "infeasible", "skipped", "refused"]
 Kind = Literal["baseline", "control", "candidate", "copy", "noop", "anchor", "reference"]
@@ -275,9 +277,9 @@ class RunMeta(BaseModel):
     rules: RulesUsed | None = Field(default=None, description="None in runs of before tables were recorded")
     left_out: str = Field(default="", description="what a quick run leaves out by its settings, in one line")
 
-    def shape_list(self) -> list[Shape]:
-        """Return the run's shapes, in file order."""
-        return [Shape(**fields) for fields in self.shapes]
+    def shape_list(self) -> list[Shape | Problem]:
+        """Return the run's shapes or problems, in file order."""
+        return [from_dict(fields) for fields in self.shapes]
 
     def planned(self, process: int, shape_id: str) -> tuple[str, ...]:
         """Return the arms planned for a process, in the order they are built; controls only where eager fits."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 
+from rooflane.dispatch.units import size
 from rooflane.eval.record.records import COPY_PREFIX, TILE
 from rooflane.eval.report.table import NONE, Table, grouped, interval, number, percent, price, ratio, spread, times
-from rooflane.eval.stats.figures import COLUMNS, JUDGED_KINDS, LAUNCH_SHARE, NULL, AccuracyLine, Summary
+from rooflane.eval.stats.figures import COLUMNS, JUDGED_KINDS, LAUNCH_SHARE, NULL, AccuracyLine, ShapeRow, Summary
 
 
 def verdict_table(summary: Summary, candidate: str) -> Table:
@@ -137,12 +138,45 @@ def cost_table(summary: Summary, candidate: str) -> Table:
     )
 
 
+def rows_of_problems(summary: Summary) -> list[ShapeRow]:
+    """Return the rows whose regime was measured before the campaign, because no ledger counts their work."""
+    return [row for row in summary.rows if row.profiled]
+
+
+def profile_table(summary: Summary) -> Table:
+    """Return the measured profile of each problem, from which its regime is."""
+    rows = []
+    for row in rows_of_problems(summary):
+        found = summary.meta.prediction(row.shape.id).classification
+        rows.append(
+            (
+                row.shape.id,
+                row.regime + ("~" if row.borderline else ""),
+                number(row.predicted_ms),
+                number(found["device_s"] * 1e3),
+                number(found["compute_s"] * 1e3),
+                number(found["bandwidth_s"] * 1e3),
+                f"{found['flops']:.3g}",
+                size(found["bytes"]),
+            )
+        )
+    return Table(
+        title="Regimes of problems: measured, not predicted",
+        columns=("id", "regime", "call ms", "device ms", "arithmetic ms", "memory ms", "FLOPs", "bytes"),
+        rows=tuple(rows),
+        left=2,
+        note=f"one run of eager before the campaign; launch when a call lasts over {LAUNCH_SHARE:g} times its device "
+        "time, else the larger of two lower bounds: the FLOPs that torch counts at the matrix rate, and the bytes of "
+        "inputs, weights and outputs at the copy rate; intermediate results are not counted; ~ borderline",
+    )
+
+
 def prediction_table(summary: Summary) -> Table:
     """Return what was predicted beside what was measured, and where the prediction was wrong."""
     rows = []
     hits: Counter[tuple[str, str]] = Counter()
     for row in summary.rows:
-        if row.eager.event_ms is None:
+        if row.eager.event_ms is None or row.profiled:
             continue
         measured = row.measured_regime
         if measured:

@@ -9,6 +9,8 @@ from rooflane.eval.report.detail_tables import (
     cost_table,
     finding_table,
     prediction_table,
+    profile_table,
+    rows_of_problems,
     state_table,
     verdict_table,
 )
@@ -42,8 +44,8 @@ def all_tables(summary: Summary) -> list[Table]:
     for candidate in summary.meta.candidates:
         makers = (speed_table, verdict_table, clock_table, state_table, accuracy_table, cost_table)
         tables += [make(summary, candidate) for make in makers]
-    tables += [ranking_table(summary), oversize_table(summary), prediction_table(summary), finding_table(summary)]
-    tables += [not_run_table(summary), failure_table(summary)]
+    tables += [ranking_table(summary), oversize_table(summary), prediction_table(summary), profile_table(summary)]
+    tables += [finding_table(summary), not_run_table(summary), failure_table(summary)]
     return [table for table in tables if table.rows]
 
 
@@ -80,8 +82,10 @@ def speed_table(summary: Summary, candidate: str) -> Table:
         + tuple(CONTROL_TITLES[name] for name in controls),
         rows=tuple(rows),
         left=4,
-        note="regime: predicted (~ borderline), then measured where it differs; the null is eager timed against "
-        f"itself; {GATE_MARK} fails the gate{''.join(f'; {line}' for line in _lasting(summary))}",
+        note="regime: predicted (~ borderline), then measured where it differs; "
+        + ("(measured): from a run of eager before the campaign, not predicted; " if rows_of_problems(summary) else "")
+        + f"the null is eager timed against itself; {GATE_MARK} fails the gate"
+        + "".join(f"; {line}" for line in _lasting(summary)),
         optional=("shape", "family", "compiled RO", "compiled", "regime", "SDPA", "null"),
     )
 
@@ -312,7 +316,7 @@ def _times(row: ShapeRow, cell: Cell) -> tuple[str, str]:
 
 
 def _regimes(row: ShapeRow) -> str:
-    text = row.regime + ("~" if row.borderline else "")
+    text = row.regime + ("~" if row.borderline else "") + (" (measured)" if row.profiled else "")
     return text if row.measured_regime in (None, row.regime) else f"{text}, {row.measured_regime}"
 
 

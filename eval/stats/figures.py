@@ -180,6 +180,8 @@ class ShapeRow:
     predicted_peak_bytes: int
     measured_regime: str | None
     cells: dict[str, Cell]
+    # The regime and `predicted_ms` come from a run of eager before the campaign, and predict nothing.
+    profiled: bool = False
 
     @property
     def eager(self) -> Cell:

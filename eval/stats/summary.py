@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from rooflane.eval.record.nulls import NullResult, machine_of, software_of
-from rooflane.eval.record.records import COPY_PREFIX, EAGER, Record, RunMeta
+from rooflane.eval.record.records import COPY_PREFIX, EAGER, MEASURED, Record, RunMeta
 from rooflane.eval.stats.cells import judged, make_cell
 from rooflane.eval.stats.evidence import Assessment, Evidence, Measured, copy_of
 from rooflane.eval.stats.figures import (
@@ -115,6 +115,7 @@ def _shape_row(measured: Measured, shape: Shape) -> ShapeRow:
         predicted_peak_bytes=classification["peak_bytes"],
         measured_regime=_measured_regime(cells[EAGER], classification),
         cells=cells,
+        profiled=classification.get("basis") == MEASURED,
     )
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from rooflane.eval.record.records import ArmId, Status
 from rooflane.eval.worker.candidates import NoLoadableWeights, Plan, describe_error, is_oom
+from rooflane.eval.worker.problem_candidates import Unsupported
 from rooflane.eval.worker.workload import Workload, workload_of
 from rooflane.shapes import Shape
 
@@ -36,6 +37,7 @@ class Arm:
     status: Status = "ok"
     reason: str = ""
     setup_s: float | None = None
+    note: str = ""
     # Builds on another model as the arm was built; candidates have it, for the second model of a shape.
     make: Callable[[nn.Module], tuple[Forward, nn.Module]] | None = None
     second: Arm | None = None
@@ -88,6 +90,7 @@ def build_arm(
             arm.forward, arm.weights = control.build(model, shape, device), model
         else:
             arm.forward, arm.weights = workload.build(name, arm.plan, model)
+            arm.note = workload.note
             arm.make = partial(workload.build, name, arm.plan, again=True)
         if call:
             first_call(arm.forward, workload, seed)
@@ -95,6 +98,8 @@ def build_arm(
         if wanted.kind == "candidate":
             weights = (workload.model(seed) if reference is None else reference).state_dict()
             require_weights(arm, weights, workload, call=call)
+    except Unsupported as error:
+        arm.status, arm.reason = "unsupported", str(error)
     except Exception as error:  # a candidate may raise anything; its row says what
         arm.fail(error, "building it and calling it once")
     return arm

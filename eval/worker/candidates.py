@@ -53,6 +53,11 @@ class Candidate:
     path: Path | None = None
     attribute: str = ""
 
+    @property
+    def uses_host_path(self) -> bool:
+        """Whether it may call kernels through the C++ call path: a family that torch does not compile."""
+        return not self.path and not (self.family and get_family(self.family).compiles)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -164,7 +169,7 @@ def load_rule_table(path: str | None) -> Any:
     return load_rules(path or None)
 
 
-def load_attribute(candidate: Candidate, *, again: bool = False) -> Any:
+def load_attribute(candidate: Candidate, *, again: bool = False, names: Sequence[str] = DEFAULT_NAMES) -> Any:
     """Import the user's file under a name of its own and return what is to be built; `again` imports nothing new."""
     name = f"rooflane_candidate_{candidate.path.stem}"
     if again and name in sys.modules:
@@ -175,7 +180,7 @@ def load_attribute(candidate: Candidate, *, again: bool = False) -> Any:
         _add_folder(str(candidate.path.parent))
         sys.modules[name] = module
         spec.loader.exec_module(module)
-    names = (candidate.attribute,) if candidate.attribute else DEFAULT_NAMES
+    names = (candidate.attribute,) if candidate.attribute else names
     for wanted in names:
         if hasattr(module, wanted):
             return getattr(module, wanted)

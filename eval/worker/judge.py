@@ -71,7 +71,7 @@ class Judge:
         with stressed(self.reference, stress), stressed(truth.model, stress), torch.inference_mode():
             eager = self.workload.pack(self.reference(*inputs))[truth.rows]
             true = truth(*inputs)
-        gate = self.workload.gate
+        gate = self.workload.truth_gate
         return protocol.Stressed(judge(stress.name, out[truth.rows], eager, true, STRESS_FACTOR, truth.label, gate))
 
     def compare_marks(self, request: protocol.CompareMarks) -> protocol.MarksCompared:
@@ -127,7 +127,9 @@ class Judge:
         if not self.workload.half:
             return self.workload.gate(out, ref)
         truth = self._make_truth() if flipped else self._need_truth()
-        check = judge("", out[truth.rows], ref[truth.rows], truth(*inputs), HALF_FACTOR, truth.label)
+        check = judge(
+            "", out[truth.rows], ref[truth.rows], truth(*inputs), HALF_FACTOR, truth.label, self.workload.truth_gate
+        )
         finite = bool(torch.isfinite(out).all())
         # Stated in the units of the limit that holds here, so that above 1 fails for every dtype.
         use = min(check.gate.use, check.gate.max_abs / (HALF_FACTOR * check.eager_max_abs or 1e-300))

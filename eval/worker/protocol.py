@@ -19,7 +19,7 @@ from rooflane.eval.check.cases import Called, Case, OutputFacts
 from rooflane.eval.record.records import ArmId, GateResult, Status, TruthCheck
 from rooflane.eval.worker.candidates import Plan
 from rooflane.eval.worker.outside import Standing
-from rooflane.shapes import Shape
+from rooflane.shapes import Problem, Shape
 
 A = TypeVar("A")
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -82,6 +82,18 @@ class Greeting(Message):
     uuid: str | None
 
 
+class Described(Message):
+    """A problem with what is known after it ran, and the nanoseconds of a call by two clocks.
+
+    `device_ns` is None where the device has no clock of its own. `peak_bytes` is the most memory of one call.
+    """
+
+    problem: Problem
+    call_ns: Ns
+    device_ns: Ns | None
+    peak_bytes: int
+
+
 class Begun(Message):
     """How many inputs of the shape may be alive at once."""
 
@@ -107,6 +119,7 @@ class Built(Message):
     status: Status
     reason: str
     setup_s: Finite | None
+    note: str = ""
 
 
 class Compared(Message):
@@ -248,7 +261,7 @@ class Hello(Request[Greeting]):
 class BeginShape(Request[Begun]):
     """Draw a shape's weights; no arm is built on them yet."""
 
-    shape: Shape
+    shape: Shape | Problem
     seed: int
     memory_cap_bytes: int | None
 
@@ -266,6 +279,12 @@ class BusyWait(Request[Done]):
 
     on: bool
     cores: list[int]
+
+
+class DescribeProblem(Request[Described]):
+    """Run a problem file once, to learn what its module takes, returns and costs."""
+
+    problem: Problem
 
 
 # Requests about one worker's arms.

@@ -97,7 +97,7 @@ class Subject:
         if arm.forward is not None:
             arm.forward = leftovers.wrap(arm.forward)
         self.arms[arm.id] = arm
-        return protocol.Built(arm.plan, arm.status, arm.reason, arm.setup_s)
+        return protocol.Built(arm.plan, arm.status, arm.reason, arm.setup_s, arm.note)
 
     def call(self, request: protocol.Call) -> Called:
         """Call an arm on a case, or as a promise allows, and write the output's bytes for the judge."""

@@ -47,6 +47,7 @@ class Worker:
         self._own: protocol.Handlers = {
             protocol.Hello: self.hello,
             protocol.BeginShape: self.begin_shape,
+            protocol.DescribeProblem: self.describe_problem,
             protocol.EndShape: self.end_shape,
             protocol.CheckDevice: self.check_device,
             protocol.BusyWait: self.busy_wait,
@@ -80,6 +81,12 @@ class Worker:
         self.state = ProcessState()
         uuid = gpu_uuid() if self.device.type == "cuda" else None
         return protocol.Greeting(describe_environment(request.device) if request.describe else {}, uuid)
+
+    def describe_problem(self, request: protocol.DescribeProblem) -> protocol.Described:
+        """Run a problem file once, to learn what its module takes, returns and costs."""
+        from rooflane.eval.worker.problem_description import describe_problem
+
+        return describe_problem(request.problem, self.device, self.clock)
 
     def begin_shape(self, request: protocol.BeginShape) -> protocol.Begun:
         """Begin a shape: draw its weights, with no arm built on them yet."""

@@ -25,7 +25,7 @@ from rooflane.eval.check.stresses import Stress
 from rooflane.eval.check.truth import STRESSES, Truth
 from rooflane.eval.record.records import GateResult
 from rooflane.eval.worker.candidates import Plan, build_candidate, parse_candidate, plan_candidate
-from rooflane.shapes import Shape
+from rooflane.shapes import Problem, Shape
 
 if TYPE_CHECKING:
     from rooflane.dispatch import Profile
@@ -50,6 +50,8 @@ class Workload(ABC):
     rows: int
     packed = False
     input_names = "its inputs"
+    # How the candidate that was built last got its weights, where that is worth a note.
+    note = ""
     atol, rtol = ATOL, RTOL
     # Whether outputs are half precision, and both sides are judged against float64.
     half = False
@@ -150,6 +152,10 @@ class Workload(ABC):
         """Compare a packed output with the reference's."""
         return check_gate(out, ref, self.atol, self.rtol, spread=spread)
 
+    def truth_gate(self, out: Tensor, ref: Tensor, *, spread: bool = False) -> GateResult:
+        """Compare a packed output with float64's."""
+        return self.gate(out, ref, spread=spread)
+
 
 class TransformerWorkload(Workload):
     """The published transformer: x `[B, S, D]` and a mask `[B, S]` in, `[B, S, D]` out."""
@@ -232,6 +238,10 @@ class TransformerWorkload(Workload):
         return build_candidate(parse_candidate(candidate), plan, model, self.shape, self.device, again=again)
 
 
-def workload_of(shape: Shape, device: torch.device) -> Workload:
-    """Return the workload of a request."""
-    return TransformerWorkload(shape, device)
+def workload_of(request: Shape | Problem, device: torch.device) -> Workload:
+    """Return the workload of a shape or problem."""
+    if isinstance(request, Shape):
+        return TransformerWorkload(request, device)
+    from rooflane.eval.worker.problem_workload import ProblemWorkload
+
+    return ProblemWorkload(request, device)

@@ -159,7 +159,7 @@ def truth(data: PageData, width: float, titled: bool = False) -> Chart | None:
 
 def regimes(data: PageData, width: float, titled: bool = False) -> Chart | None:
     """Draw host time against device time of eager, predicted and measured; None when every shape is infeasible."""
-    rows = [row for row in data.summary.rows if row.regime in REGIME_MARKERS]
+    rows = [row for row in data.summary.rows if row.regime in REGIME_MARKERS and not row.profiled]
     places: dict[str, list[tuple[float, float, Series]]] = {}
     for row in rows:
         predicted = Series(f"{row.regime}, predicted", REGIME_MARKERS[row.regime], "muted", True)
@@ -429,7 +429,7 @@ def _outcome(data: PageData, row: ShapeRow) -> tuple[str, bool]:
 def _roof_marks(data: PageData, row: ShapeRow, flops: float) -> list[Mark]:
     """Return the predicted and measured FLOP/s of eager and each candidate on a shape; the best one last."""
     styles = series_of(data)
-    found = [(Series("eager predicted", "x", "muted"), row.predicted_ms)]
+    found = [] if row.profiled else [(Series("eager predicted", "x", "muted"), row.predicted_ms)]
     for cell in (row.eager, *data.candidates(row)):
         style = styles[cell.arm]
         if cell.arm != EAGER and cell.predicted_ms:

@@ -32,7 +32,7 @@ FILES = {
 # Which section shows a table of the report, by how its title begins; a table that no line names goes with the clocks.
 PLACES = {
     **dict.fromkeys(("event time", "verdict", "Ranking", "Too large"), "results"),
-    "Prediction": "predictions",
+    **dict.fromkeys(("Prediction", "Regimes"), "predictions"),
     "set-up and price": "price",
     **dict.fromkeys(("Failures", "Findings", "Not run"), "outcomes"),
 }
@@ -175,7 +175,9 @@ def environment_tables(data: PageData) -> dict[str, Table]:
 
 def confusion_table(data: PageData) -> Table:
     """Return predicted regimes against measured ones, the shapes' ids in the cells."""
-    pairs = [(row.regime, row.measured_regime or UNMEASURED, row.shape.id) for row in data.summary.rows]
+    pairs = [
+        (row.regime, row.measured_regime or UNMEASURED, row.shape.id) for row in data.summary.rows if not row.profiled
+    ]
     used = [name for name in REGIMES if any(name in pair[:2] for pair in pairs)]
     predicted = used + ["infeasible"] * any(regime == "infeasible" for regime, _, _ in pairs)
     columns = used + [UNMEASURED] * any(was == UNMEASURED for _, was, _ in pairs)

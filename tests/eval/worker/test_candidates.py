@@ -7,7 +7,7 @@ import torch
 
 from rooflane.baseline import CONTROLS, build_baseline
 from rooflane.dispatch import load_profile, load_rules
-from rooflane.eval.campaign.campaign import CONTROL_NAMES
+from rooflane.eval.campaign.requests import CONTROL_NAMES
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.worker.candidates import Plan, build_candidate, parse_candidate, plan_candidate
 from rooflane.shapes import Shape

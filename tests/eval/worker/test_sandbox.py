@@ -299,7 +299,8 @@ def make_sandboxes(monkeypatch, tmp_path):
         (tmp_path / "a.py").write_text("def build(model, shape, device): ...")
         (tmp_path / "b.py").write_text("def make(model, shape, device): ...")
         monkeypatch.setattr(confinement, "fork_server", lambda: Server(line) if line else None)
-        return Sandboxes(names, tmp_path / "scratch", (tmp_path / "runs",), wanted=wanted)
+        files = {name: tmp_path / name.split(":")[0] for name in names if ".py" in name}
+        return Sandboxes(files, tmp_path / "scratch", (tmp_path / "runs",), wanted=wanted)
 
     return make
 

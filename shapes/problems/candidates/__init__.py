@@ -1,0 +1,1 @@
+"""A right candidate for each shipped problem, matched by its file's stem."""
