@@ -14,6 +14,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rooflane.eval.commands.output import AsJson, console, find_shapes, print_json
+from rooflane.eval.report.files import write_file
 from rooflane.eval.report.table import Table, print_table
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def audit_gate_command(
     with follow_cases() as on_stage:
         audit = audit_gate(shapes, seeds=seeds, window=window, scales=scale or (), tf32=tf32, on_stage=on_stage)
     if record:
-        record.write_text(json.dumps(stress_record(audit), indent=1) + "\n", encoding="utf-8")
+        write_file(record, json.dumps(stress_record(audit), indent=1) + "\n")
         console(stderr=True).print(f"stress set written to {record}")
     if as_json:
         print_json(json.loads(audit.model_dump_json()) | {"verdict": stress_record(audit)})

@@ -22,6 +22,7 @@ from rooflane.eval.commands.output import (
     print_json,
     say,
 )
+from rooflane.eval.report.files import write_file
 from rooflane.eval.report.table import Table, print_table
 from rooflane.families import load_families
 from rooflane.shapes import load_problems
@@ -40,7 +41,7 @@ def classify_command(
     found = [classify(shape, device) for shape in shapes]
     document = {"profile": device.model_dump(mode="json"), "shapes": [item.as_dict() for item in found]}
     if save:
-        save.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        write_file(save, json.dumps(document, indent=2) + "\n")
         console(stderr=True).print(f"prediction for {len(found)} shapes on {device.name} written to {save}")
     if as_json:
         print_json(document)
