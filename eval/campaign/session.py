@@ -98,6 +98,8 @@ CALL_LIMIT_S = 60.0
 EAGER_CALLS = 100
 # Granted when the run's time budget is spent too.
 LIMIT_LEAST_S = 30.0
+# Of the seconds of an arm's first build, what another build may take whatever time is left.
+SECOND_BUILD = 3
 
 
 @dataclass(frozen=True)
@@ -202,9 +204,11 @@ class ShapeSession:
         builds = isinstance(request, protocol.Build)
         if isinstance(request, protocol.Call) and request.promise:
             builds = PROMISES[request.promise].builds
-        least = BUILD_LIMIT_S if builds else CALL_LIMIT_S
-        limit = max(least, EAGER_CALLS * self.eager_s)
-        return max(LIMIT_LEAST_S, min(limit, self.context.deadline - monotonic()))
+        limit = max(BUILD_LIMIT_S if builds else CALL_LIMIT_S, EAGER_CALLS * self.eager_s)
+        # A second model may take what the first one took, on a host that has become slower.
+        first = self.context.setup_s.get(request.arm, 0.0) if builds else 0.0
+        least = max(LIMIT_LEAST_S, SECOND_BUILD * first)
+        return max(least, min(limit, self.context.deadline - monotonic()))
 
     def subject_of(self, row: ArmRow) -> ArmWorker:
         """Return an arm in its worker, as verification asks it."""

@@ -151,9 +151,12 @@ PREDICTION_SLACK = 3
 # Of a shape's time, what the verification of its candidates may take together.
 VERIFY_SHARE = 0.3
 # What an arm's verification may take whatever time is left. All checks are about 60 calls of the candidate, 40 of the
-# reference and a second build, so a candidate half as fast as eager still has time for all of them.
+# reference and a second build, so a candidate half as fast as eager still has time for all of them. A compiled forward
+# compiles again for some of the calls: 45 s for a small shape on a busy CPU of two cores.
 VERIFY_EAGER_CALLS = 250
-VERIFY_LEAST_S = 30.0
+VERIFY_LEAST_S = 120.0
+# An eager call that took longer is timed once more before the time for checks is counted in it.
+EAGER_AGAIN_S = 0.1
 
 
 class ShapeWork(ShapeSession):
@@ -177,7 +180,7 @@ class ShapeWork(ShapeSession):
             return
         limit = self.settings.max_call_s * PREDICTION_SLACK
         self.eager_s = eager.setup_s
-        if self.eager_s > min(limit, VERIFY_LEAST_S / VERIFY_EAGER_CALLS):
+        if self.eager_s > min(limit, EAGER_AGAIN_S):
             # A first call sets the process up, and other work may have slowed it: the second one decides.
             self.eager_s = min(self.eager_s, self.hold_reference(call=True))
         if self.eager_s > limit:

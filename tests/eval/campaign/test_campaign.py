@@ -191,13 +191,16 @@ def test_a_hanging_candidate_is_reported_while_it_hangs_ended_and_not_asked_agai
 def test_a_candidates_time_for_an_answer_follows_eager_and_the_budget(monkeypatch, eager_s, left_s, build, call):
     monkeypatch.setattr(session, "monotonic", lambda: 1000.0)
     work = session.ShapeSession.__new__(session.ShapeSession)
-    work.eager_s, work.context = eager_s, SimpleNamespace(deadline=1000.0 + left_s)
+    work.eager_s, work.context = eager_s, SimpleNamespace(deadline=1000.0 + left_s, setup_s={})
     arm = ArmId("mine", "candidate", "mine")
     assert work._limit_s("mine", Build(arm)) == pytest.approx(build)
     assert work._limit_s("mine", Repeat(arm, Case(1))) == pytest.approx(call)
     assert work._limit_s("mine", Call(arm, Case(1), "odd offset")) == pytest.approx(call)
     assert work._limit_s("mine", Call(arm, Case(1), "second model")) == pytest.approx(build)
     assert work._limit_s("reference", Repeat(arm, Case(1))) is None
+    # A second model may take three times what the first one took, also when the time is spent.
+    work.context.setup_s[arm] = 50.0
+    assert work._limit_s("mine", Call(arm, Case(1), "second model")) == pytest.approx(max(build, 150))
 
 
 @pytest.mark.parametrize(("calls", "skipped"), [([16.0, 2.0], False), ([14.0, 13.0], False), ([21.0, 15.5], True)])

@@ -17,9 +17,9 @@ BODY = "import time\ndef build(model, shape, device):\n    def forward(x, mask=N
     ("share_s", "eager_s", "candidates", "expected"),
     [
         (float("inf"), 0.001, 2, float("inf")),  # no budget, no limit
-        (400.0, 0.001, 2, VERIFY_SHARE * 200),  # a part of the shape's time, shared among the candidates
+        (4000.0, 0.001, 2, VERIFY_SHARE * 2000),  # a part of the shape's time, shared among the candidates
         (-50.0, 0.001, 2, VERIFY_LEAST_S),  # the time is gone: all checks of a quick shape still fit
-        (10.0, 2.0, 1, VERIFY_EAGER_CALLS * 2.0),  # and those of a slow one
+        (10.0, 1.5, 1, VERIFY_EAGER_CALLS * 1.5),  # and those of a slow one
     ],
 )
 def test_an_arms_time_for_checks(share_s, eager_s, candidates, expected):
