@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from rooflane.eval.check.verify import SPENT
 from rooflane.eval.exit_codes import ExitCode
 from rooflane.eval.record.records import BIN_EDGES, EAGER, TILE, Record, RunMeta, TruthCheck
 from rooflane.eval.stats.estimator import ShapeEstimate
@@ -263,6 +264,7 @@ class Summary:
         ]
         lines += [
             f"shape {row.shape.id} ({row.shape.label()}): {missed_text(cell.missed)} of {cell.arm}"
+            + ("; a longer `--time-budget` leaves more time for checks" if cell.missed[0].endswith(SPENT) else "")
             for row, cell in self.unchecked()
         ]
         if self.missing:

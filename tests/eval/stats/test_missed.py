@@ -10,6 +10,7 @@ from rooflane.eval.stats.summary import summarise
 from rooflane.shapes import Shape
 
 A, B = Shape("a", 2, 8, 16, 2, 16, 1), Shape("b", 1, 16, 16, 2, 16, 1)
+MENDS = "; a longer `--time-budget` leaves more time for checks"
 SPENT = "its time for checks was spent"
 MISSED = [f"{name}: {SPENT}" for name in ("accuracy trial 5", "mask check 'holes'", "promise 'odd offset'", "one more")]
 
@@ -37,7 +38,7 @@ def test_a_missed_check_makes_the_run_incomplete_and_is_named_everywhere(run):
     assert summary.exit_code("faster", accept_contract=True) is ExitCode.INCOMPLETE
     assert summary.state == "incomplete: 4 checks were not run, on shape b"
     named = "(accuracy trial 5, mask check 'holes', promise 'odd offset' and 1 more: its time for checks was spent)"
-    assert summary.problems() == [f"shape b ({B.label()}): 4 checks were not run {named} of mine"]
+    assert summary.problems() == [f"shape b ({B.label()}): 4 checks were not run {named} of mine{MENDS}"]
     (headline,) = summary.headlines
     # The times are as good as ever; what they are worth is open.
     assert (headline.verdict, headline.ratio_verdict) == ("none", "faster")
