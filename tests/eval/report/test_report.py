@@ -183,3 +183,12 @@ def test_dropped_blocks_are_counted_with_their_reason(make_meta, full_rows):
     assert "1 of 6 blocks dropped for every arm (1 by another process)." in text.replace("- 1 of", "1 of")
     # That process had no other block, so the mean is over five of the six that were planned.
     assert "by process 2.00x, 2.00x, 2.00x, 2.00x, 2.00x; process 4 left out, with no clean block of shape a;" in text
+
+
+@pytest.mark.parametrize(
+    "line", ["on: seccomp refused each", "on in part: seccomp; it does not keep", "off: --no-sandbox was given"]
+)
+def test_the_report_has_one_line_on_the_sandbox(stored_run, line):
+    assert "andbox" not in render_markdown(stored_run.summary()), "nor has a run of before there was one"
+    stored_run.update(sandbox=line)
+    assert f"- Sandbox {line}." in render_markdown(stored_run.summary())
