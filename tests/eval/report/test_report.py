@@ -226,3 +226,12 @@ def test_a_condition_that_lasted_stands_with_its_row(make_meta, full_rows):
     assert "2.00x [2.00, 2.00]* |" in text and "2.00x [2.00, 2.00] |" in text
     assert "* shape a: at the board's power limit throughout, in 6 of 6 processes" in text
     assert "blocks dropped" not in text and "FASTER, on 2 of 2 shapes" in text
+
+
+@pytest.mark.parametrize(
+    "line", ["on: seccomp refused each", "on in part: seccomp; it does not keep", "off: --no-sandbox was given"]
+)
+def test_the_report_has_one_line_on_the_sandbox(stored_run, line):
+    assert "andbox" not in render_markdown(stored_run.summary()), "nor has a run of before there was one"
+    stored_run.update(sandbox=line)
+    assert f"- Sandbox {line}." in render_markdown(stored_run.summary())

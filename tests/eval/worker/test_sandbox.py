@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from rooflane.dispatch.device import profiles_dir
+from rooflane.eval import cli
 from rooflane.eval.campaign import confinement
 from rooflane.eval.campaign.confinement import Sandboxes, scratch_folder, seed_caches
 from rooflane.eval.worker import landlock, sandbox, sandbox_check, seccomp
@@ -415,3 +416,19 @@ def test_compilers_are_sent_to_the_workers_own_folders(tmp_path):
     ):
         assert said[name].startswith(wanted.caches) and Path(said[name]).is_dir()
     assert len({said[name] for name in sandbox.CACHE_VARIABLES}) == len(sandbox.CACHE_VARIABLES)
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"), [([], True), (["--no-sandbox"], False), (["--no-sandbox", "--quick"], False)]
+)
+def test_the_option_of_the_command_reaches_the_run(monkeypatch, options, wanted):
+    seen = {}
+
+    def stop(shapes, candidates, **settings):
+        seen.update(settings)
+        raise SystemExit(5)
+
+    monkeypatch.setattr("rooflane.eval.evaluate", stop, raising=False)
+    with pytest.raises(SystemExit):
+        cli.main(["eval", "published.csv", "--shape", "1", "--profile", "cpu", "--device", "cpu", *options])
+    assert seen["sandbox"] is wanted
