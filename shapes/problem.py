@@ -21,6 +21,7 @@ SHIPPED = Path(__file__).with_name("problems")
 # The name of the shipped problems on a command line, and of the candidates beside them.
 SHIPPED_NAME = "shipped"
 LABEL_CHARACTERS = 60
+DIGEST_CHARACTERS = 6
 
 
 @dataclass(frozen=True)
@@ -66,13 +67,13 @@ class Problem:
 
     @property
     def brief(self) -> str:
-        """The label."""
-        return self.label()
-
-    def label(self) -> str:
-        """Return the inputs on one line."""
+        """The inputs, for a line of progress."""
         text = ", ".join(self.inputs) or "no inputs"
         return text if len(text) <= LABEL_CHARACTERS else f"{text[:LABEL_CHARACTERS]}…"
+
+    def label(self) -> str:
+        """Return the inputs and the beginning of the digest: no other file has the same label."""
+        return f"{self.brief} #{self.digest[:DIGEST_CHARACTERS]}"
 
     def as_dict(self) -> dict[str, object]:
         """Return the fields as plain values, for records and JSON output."""

@@ -29,7 +29,7 @@ from rooflane.shapes import Problem, Shape
 CONTROL_NAMES = ("identity", "sdpa", "compiled", "compiled_reduce_overhead")
 # A problem's own attention cannot be exchanged.
 PROBLEM_CONTROLS = tuple(name for name in CONTROL_NAMES if name != "sdpa")
-# The whole of what one worker may take to read a problem.
+# What a worker may take to read one problem.
 DESCRIBE_S = 600.0
 
 Request = Shape | Problem
@@ -97,13 +97,16 @@ class ProblemRequests:
         return self.controls
 
     def describe(self, requests: Sequence[Problem], hello: Hello, timeout_s: float) -> list[Problem]:
-        """Run each problem once, in a worker that ends afterwards.
+        """Run each problem once, in one worker that ends afterwards: torch's FLOP counter takes seconds to import.
 
         Raises `EvaluationError` with one paragraph for a problem that cannot be evaluated.
         """
-        with campaign_lock(device_key(hello.device), "that reads problem files"):
-            for problem in requests:
-                self._measured[problem.id] = _run_once(problem, hello, timeout_s)
+        team = Team((), hello, min(timeout_s, DESCRIBE_S))
+        try:
+            with campaign_lock(device_key(hello.device), "that reads problem files"):
+                self._measured = {problem.id: _run_once(team, problem) for problem in requests}
+        finally:
+            team.close()
         return [self._measured[problem.id].problem for problem in requests]
 
     def predict(self, request: Problem, profile: Profile, candidates: Sequence[Any], rules: object) -> Prediction:
@@ -135,8 +138,7 @@ def requests_of(requests: Sequence[Request]) -> Requests:
     return ProblemRequests() if kinds == {Problem} else ShapeRequests()
 
 
-def _run_once(problem: Problem, hello: Hello, timeout_s: float) -> Described:
-    team = Team((), hello, min(timeout_s, DESCRIBE_S))
+def _run_once(team: Team, problem: Problem) -> Described:
     try:
         team.ensure(REFERENCE)
         return team.ask(REFERENCE, DescribeProblem(problem), Doing(f"reading {problem.id}", EAGER_ARM))
@@ -144,8 +146,6 @@ def _run_once(problem: Problem, hello: Hello, timeout_s: float) -> Described:
         raise EvaluationError(str(error).removeprefix("ProblemError: ")) from None
     except ReferenceLost as lost:
         raise EvaluationError(f"problem {problem.file}: the worker that read it was lost: {lost}") from None
-    finally:
-        team.close()
 
 
 def measured_profile(found: Described, profile: Profile) -> dict[str, Any]:
