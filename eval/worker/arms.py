@@ -95,7 +95,7 @@ def build_arm(
         if call:
             first_call(arm.forward, workload, seed)
         arm.setup_s = perf_counter() - before
-        if wanted.kind == "candidate":
+        if wanted.kind == "candidate" and workload.shares_weights:
             weights = (workload.model(seed) if reference is None else reference).state_dict()
             require_weights(arm, weights, workload, call=call)
     except Unsupported as error:

@@ -244,6 +244,11 @@ class ProblemWorkload(Workload):
         """Return why a candidate cannot be built, if it cannot."""
         return plan_problem_candidate(parse_problem_candidate(candidate), self.problem)
 
+    @property
+    def shares_weights(self) -> bool:
+        """Whether the candidate built last takes the reference's weights by name."""
+        return self.note != BY_SEED
+
     def build(self, candidate: str, plan: Plan, model: nn.Module, *, again: bool = False) -> tuple[Forward, nn.Module]:
         """Build a candidate on a model; `note` then says how its weights were matched."""
         seed = getattr(model, SEED)

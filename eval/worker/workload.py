@@ -56,6 +56,8 @@ class Workload(ABC):
     # Whether outputs are half precision, and both sides are judged against float64.
     half = False
     stresses: tuple[Stress, ...] = ()
+    # Whether a candidate takes the reference's weights by name.
+    shares_weights = True
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
