@@ -202,7 +202,7 @@ def test_the_seed_is_on_disk_only_once_nothing_is_left_to_measure(tmp_path):
 
 @pytest.mark.slow
 def test_a_record_file_that_something_else_changes_while_the_run_goes_on_is_refused(tmp_path):
-    """The digest is held in the parent's memory, which a candidate without a sandbox cannot write to."""
+    """Without the sandbox a candidate can write to the folder; the digest is in the parent's memory."""
     path = tmp_path / "mine.py"
     runs = tmp_path / "runs"
     edit = (
