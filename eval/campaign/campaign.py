@@ -192,6 +192,8 @@ class Campaign:
         # What workers inherit, before any candidate can change it.
         server = fork_server()
         self.standing = standing(server.pid if server else 0)
+        # Nobody is confined before the run has a scratch folder.
+        self.sandboxes = Sandboxes({}, Path(), (), wanted=False)
         self.at = ""
         self.done_before = self.pending.done
         self.skipped = 0  # rows of this part that needed no worker

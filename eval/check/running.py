@@ -69,10 +69,12 @@ class LateWork:
 
 
 def flags() -> dict[str, Any]:
-    """Return the global switches that decide how fast and how exactly torch computes."""
+    """Return the global switches that decide how fast and how exactly torch computes.
+
+    The default dtype, default device and autocast are `leftovers`' subject: they are put back after a build.
+    """
     cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
     return {
-        "the default dtype": str(torch.get_default_dtype()),
         "the number of threads": torch.get_num_threads(),
         "the float32 matmul precision": torch.get_float32_matmul_precision(),
         "TF32 in matmul": cuda.matmul.allow_tf32,

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from rooflane.eval import evaluate
-from rooflane.eval.campaign import campaign, session, shape_work
+from rooflane.eval.campaign import campaign, requests, session, shape_work
 from rooflane.eval.campaign.planning import share_of_first
 from rooflane.eval.campaign.shape_timing import LEAST_BUDGET_S, ShapeTiming
 from rooflane.eval.check.gate import GateResult
@@ -105,7 +105,7 @@ class PlayedTeam:
                 ns = round(WHOLE_CALL * 1e9)
                 return WHOLE_CALL, protocol.WholeTimed([ns], [ns], self.shape.tokens)
             case protocol.Inspect():
-                return 0.05, protocol.Inspected([], None)
+                return 0.05, protocol.Inspected([], [], None)
         return 0.0, protocol.Done()
 
     def spending(self, what):
@@ -239,7 +239,7 @@ def test_named_controls_are_timed_in_the_first_process_while_time_lasts_the_null
 def test_without_the_plan_the_run_does_not_end_in_time(play):
     """What the plan saves: the run of before, with every control and the whole reference."""
     before = Settings(quick=True).model_dump(exclude_none=True) | {
-        "quick": False, "processes": 3, "budget_s": 0.6, "controls": campaign.CONTROL_NAMES, "profile": "h200",
+        "quick": False, "processes": 3, "budget_s": 0.6, "controls": requests.CONTROL_NAMES, "profile": "h200",
     }  # fmt: skip
     before.pop("device")
     before.pop("profile")

@@ -194,7 +194,7 @@ def test_an_honest_one_that_looks_like_it_leaves_none(found, name):
     [
         ("changed flags", "deterministic algorithms went from False to True"),
         ("changed flags", "the float32 matmul precision went from high to highest"),
-        ("changed flags", "the default dtype went from torch.float32 to torch.float64"),
+        ("changed flags", "the default dtype is torch.float64"),
         ("changed flags", "the number of threads went from 1 to 2"),
         ("a thread and a process that stay", "2 threads of the candidate's came while it was timed"),
         ("a thread and a process that stay", "2 processes of the candidate's came while it was timed"),
@@ -203,7 +203,7 @@ def test_an_honest_one_that_looks_like_it_leaves_none(found, name):
 def test_what_changed_in_the_process_is_a_note(found, name, said):
     # The candidate and its copy have one process.
     row, _ = found[name]
-    assert any(line.endswith(said) for line in row.verification.notes), row.verification.notes
+    assert any(said in line for line in row.verification.notes), row.verification.notes
 
 
 @pytest.mark.slow
@@ -238,7 +238,7 @@ def test_the_seed_is_on_disk_only_once_nothing_is_left_to_measure(tmp_path):
 
 @pytest.mark.slow
 def test_a_record_file_that_something_else_changes_while_the_run_goes_on_is_refused(tmp_path):
-    """The digest is held in the parent's memory: without the sandbox a candidate can write to the folder alone."""
+    """Without the sandbox a candidate can write to the folder; the digest is in the parent's memory."""
     path = tmp_path / "mine.py"
     runs = tmp_path / "runs"
     edit = (

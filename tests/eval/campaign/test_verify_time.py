@@ -1,5 +1,6 @@
 """The time for checks: the same for every arm whatever came before it, and its own misses are an arm's own."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -59,12 +60,12 @@ def test_elements_left_out_for_the_references_time_are_missed(monkeypatch, causa
     shape = Shape("o", 3, 8, 16, 2, 16, 1, causal=causal)
     work = SimpleNamespace(
         shape=shape, context=SimpleNamespace(device="cpu", process=0), seed=lambda purpose: 1,
-        settings=SimpleNamespace(reference_budget_s=1.5),
+        settings=SimpleNamespace(reference_budget_s=1.5), deadline=math.inf,
     )  # fmt: skip
     compared = shape_work.OversizeWork(work, row=None)
     # A second an element: the budget of 1.5 s has room for one.
     monkeypatch.setattr(compared, "_compare", lambda *asked: ("gate", 1_000_000_000))
-    gates, times, notes, left_out = compared._compare_all()
+    gates, times, notes, left_out = compared._compare_all(0.0)
     assert (len(times), len(gates)) == (1, 3 if causal else 1)
     assert notes[0] == "compared: 1 of 3 batch elements"
     assert left_out == ([f"comparison of {missed} batch elements: the reference's time was spent"] if missed else [])
