@@ -144,8 +144,8 @@ def test_a_process_that_a_candidate_leaves_is_ended_and_the_next_campaign_has_th
 
     (note,) = run()
     pids = [int(word.strip("),")) for word in note.split() if word.strip("),").isdigit()]
-    # The candidate's build, and its copy's.
-    assert len(pids) == 2 and not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    # The candidate's build, its copy's, and the second model's.
+    assert len(pids) == 3 and not any(Path(f"/proc/{pid}").exists() for pid in pids)
     with campaign_lock("cpu", "next"):
         pass
     monkeypatch.setattr("rooflane.eval.campaign.team.end_strays", list)
@@ -153,6 +153,6 @@ def test_a_process_that_a_candidate_leaves_is_ended_and_the_next_campaign_has_th
     time.sleep(0.2)
     with pytest.raises(EvaluationError, match=r"cpu is taken by process \d+ \("), campaign_lock("cpu", "next"):
         pass
-    assert len(launch.end_strays()) == 2
+    assert len(launch.end_strays()) == 3
     with campaign_lock("cpu", "next"):
         pass
