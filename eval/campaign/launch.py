@@ -17,9 +17,9 @@ from typing import Any
 
 from rooflane.eval.campaign.forkserver import ForkServerError, fork_server, running_server
 from rooflane.eval.campaign.package_files import loaded_package
+from rooflane.eval.sandbox.confine import Confinement
 from rooflane.eval.worker.process import LINE_BYTES, module_command
 from rooflane.eval.worker.protocol import InvalidMessage, Message, Request, decode_answer, encode_request
-from rooflane.eval.worker.sandbox import Confinement
 
 POLL_S = 0.5
 # An answer that takes longer is reported while it is waited for.

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 from rooflane.eval.campaign.launch import Buffer, Crash, WorkerProcess, end_strays
 from rooflane.eval.check.verify import CallFailed, WrongOutput
 from rooflane.eval.record.records import EAGER_ARM, REFERENCE, ArmId
+from rooflane.eval.sandbox.confine import Confinement
 from rooflane.eval.worker.cpu_pinning import free_threads
 from rooflane.eval.worker.protocol import BusyWait, Failed, Hello, Message, Request, Wrong, is_failure
-from rooflane.eval.worker.sandbox import Confinement
 
 WORK = ("warm-up", "measurement", "verification")
 

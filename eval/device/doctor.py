@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from rooflane.eval.sandbox.check import check_in_new_process
 from rooflane.eval.stats.host_pace import SLOW, core_paces, slow_cores
-from rooflane.eval.worker.sandbox_check import check_in_new_process
 from rooflane.families.runtime.host import find_ninja, host_compiler, missing_compiler, python_header
 
 PACKAGES = ("shapes", "baseline", "families", "dispatch", "eval")
@@ -217,7 +217,7 @@ def _sandbox() -> Finding:
         return Finding("sandbox", "ok", line.removeprefix("on: "))
     remedy = "Linux 6.12 or newer with Landlock switched on refuses all of it; until then run only files that you trust"
     if trials:
-        remedy += "; python -m rooflane.eval.worker.sandbox_check prints each trial"
+        remedy += "; python -m rooflane.eval.sandbox.check prints each trial"
     return Finding("sandbox", "note", line, remedy)
 
 

@@ -23,6 +23,7 @@ from rooflane.eval.check.outputs import SharedBytes
 from rooflane.eval.check.tamper import ProcessState
 from rooflane.eval.record.environment import describe_environment, gpu_uuid
 from rooflane.eval.record.records import EAGER_ARM
+from rooflane.eval.sandbox.confine import explain
 from rooflane.eval.stats.host_pace import loop_ns
 from rooflane.eval.worker import oversize, protocol
 from rooflane.eval.worker.arms import Arm, first_call, free_memory
@@ -31,7 +32,6 @@ from rooflane.eval.worker.cpu_pinning import FastCore
 from rooflane.eval.worker.judge import Judge
 from rooflane.eval.worker.outside import Outside
 from rooflane.eval.worker.process import Channel, add_working_folder, end_with_parent
-from rooflane.eval.worker.sandbox import explain
 from rooflane.eval.worker.subject import FIRST_INPUT, Subject, answer_to
 from rooflane.eval.worker.windows import CacheStates, Windows
 from rooflane.eval.worker.workload import workload_of

@@ -19,9 +19,11 @@ from rooflane.dispatch.device import profiles_dir
 from rooflane.eval import cli
 from rooflane.eval.campaign import confinement
 from rooflane.eval.campaign.confinement import Sandboxes, scratch_folder, seed_caches
-from rooflane.eval.worker import landlock, sandbox, sandbox_check, seccomp
-from rooflane.eval.worker.sandbox import Means, explain, find_means
-from rooflane.eval.worker.sandbox_check import FORBIDDEN, NEEDED, Trial, summarise
+from rooflane.eval.sandbox import check as sandbox_check
+from rooflane.eval.sandbox import confine as sandbox
+from rooflane.eval.sandbox import landlock, seccomp
+from rooflane.eval.sandbox.check import FORBIDDEN, NEEDED, Trial, summarise
+from rooflane.eval.sandbox.confine import Means, explain, find_means
 
 OWN, OTHER = 4242, 77
 MEANS = find_means()
@@ -34,8 +36,8 @@ def trials_with(means: Means) -> dict[str, Trial]:
     """Make the trials with these means in a new interpreter: they fork."""
     code = (
         "import json, sys; from dataclasses import asdict\n"
-        "from rooflane.eval.worker.sandbox_check import make_trials\n"
-        "from rooflane.eval.worker.sandbox import Means\n"
+        "from rooflane.eval.sandbox.check import make_trials\n"
+        "from rooflane.eval.sandbox.confine import Means\n"
         f"print(json.dumps([asdict(trial) for trial in make_trials({means!r})]))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
@@ -399,7 +401,7 @@ def test_scratch_folders_go_with_the_run(tmp_path, monkeypatch):
 def test_compilers_are_sent_to_the_workers_own_folders(tmp_path):
     wanted = sandbox.Confinement(str(tmp_path / "temporary"), str(tmp_path / "caches"), (), ())
     code = (
-        "import json, os, tempfile; from rooflane.eval.worker.sandbox import Confinement, use_private_folders\n"
+        "import json, os, tempfile; from rooflane.eval.sandbox.confine import Confinement, use_private_folders\n"
         f"before = tempfile.gettempdir(); use_private_folders({wanted!r})\n"
         "os.makedirs(os.environ['TMPDIR'])\n"
         "print(json.dumps({**os.environ, 'now': tempfile.gettempdir()}))"

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 
-from rooflane.eval.worker import landlock, seccomp
+from rooflane.eval.sandbox import landlock, seccomp
 
 PR_SET_NO_NEW_PRIVS = 38
 CAPABILITY_VERSION = 0x20080522

@@ -1,6 +1,6 @@
 """Prove the sandbox on this machine: a process tries what must be refused and what must work, without it and in it.
 
-`python -m rooflane.eval.worker.sandbox_check` prints the table; the status is 1 where something is not as wanted. A
+`python -m rooflane.eval.sandbox.check` prints the table; the status is 1 where something is not as wanted. A
 campaign that runs a user's file makes the same trials before its first worker, in the process that forks the workers.
 """
 
@@ -22,8 +22,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rooflane.eval.worker.sandbox import Confinement, Means, confine, find_means
-from rooflane.eval.worker.seccomp import MACHINES, NUMBERS
+from rooflane.eval.sandbox.confine import Confinement, Means, confine, find_means
+from rooflane.eval.sandbox.seccomp import MACHINES, NUMBERS
 
 REFUSED, WORKS, FAILED = "refused", "works", "failed"
 # What a refusal looks like; EXDEV is Landlock's for a move between folders.
@@ -287,7 +287,7 @@ def check_sandbox() -> tuple[str, list[Trial]]:
 
 def check_in_new_process() -> tuple[str, list[Trial]]:
     """Return the same from a new interpreter, for a caller with threads."""
-    command = [sys.executable, "-P", "-m", "rooflane.eval.worker.sandbox_check", "--json"]
+    command = [sys.executable, "-P", "-m", "rooflane.eval.sandbox.check", "--json"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         found = json.loads(done.stdout)

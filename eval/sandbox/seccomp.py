@@ -2,7 +2,7 @@
 
 A filter is a small program that the kernel runs at each system call. It sees the call's number and the values of its
 arguments, not what pointers point to. So it cannot tell one file from another: that is Landlock's part
-(`rooflane.eval.worker.landlock`). A refused call returns EPERM; the process goes on. The filter holds for every
+(`rooflane.eval.sandbox.landlock`). A refused call returns EPERM; the process goes on. The filter holds for every
 process that the worker starts.
 """
 
