@@ -14,7 +14,13 @@ from torch.nn.modules.module import _global_forward_hooks as _forward_hooks
 from torch.nn.modules.module import _global_forward_pre_hooks as _forward_pre_hooks
 
 from rooflane.baseline import BaselineTransformer, config_of, torch_dtype
-from rooflane.dispatch.adapters.checks import check_eps, check_hooks, check_norms, check_parameters, check_same_forward, drops
+from rooflane.dispatch.adapters.checks import (
+    check_hooks,
+    check_norms,
+    check_parameters,
+    check_same_forward,
+    drops,
+)
 from rooflane.dispatch.adapters.mapping import Call, OptimizeError, Request, Sizes, Unserved
 from rooflane.dispatch.device import device_profile
 from rooflane.dispatch.profile import Profile, ProfileError
@@ -281,7 +287,7 @@ class Dispatched(nn.Module):
             raise Unserved("shape", f"x is {self._call_text(key)}, the dispatched forward was built for {served}")
         try:
             entry = self._build(key)
-        except (ProfileError, RouteError, ShapeError) as error:
+        except (OptimizeError, ProfileError, RouteError, ShapeError) as error:
             entry = Built(None, reason=str(error))
         self._built.put(key, entry)
         return entry
@@ -311,7 +317,9 @@ class Dispatched(nn.Module):
         return route(shape, profile, self._request.rules, final_norm=self._sizes.final_norm)
 
     def _build(self, key: Key) -> Built:
-        shape = self._asked.get(key) or self.shape_of(torch.empty(*key[:2], 0, dtype=self._dtype, device=self._device), key[2])
+        shape = self._asked.get(key) or self.shape_of(
+            torch.empty(*key[:2], 0, dtype=self._dtype, device=self._device), key[2]
+        )
         shape = replace(shape, dtype=DTYPE_NAMES[self._dtype])
         chosen = self._route(shape, self._device)
         self._routes[key] = chosen
@@ -365,7 +373,9 @@ class DispatchedTransformer(Dispatched, BaselineTransformer):
             raise OptimizeError(f"the model has {len(model.layers)} layers, its config says {config.num_layers}")
         for index, layer in enumerate(model.layers):
             attention = layer.attention
-            linears = {f"attention.{name}": getattr(attention, name) for name in ("q_proj", "k_proj", "v_proj", "out_proj")}
+            linears = {
+                f"attention.{name}": getattr(attention, name) for name in ("q_proj", "k_proj", "v_proj", "out_proj")
+            }
             for name, part in {**linears, "ffn_in": layer.ffn_in, "ffn_out": layer.ffn_out}.items():
                 check_same_forward(part, nn.Linear, ("forward",), f"layers.{index}.{name}")
             width = config.d_model // config.num_heads

@@ -13,7 +13,14 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from rooflane.baseline import BaselineTransformer, TransformerConfig
-from rooflane.dispatch.adapters.checks import check_activation, check_eval, check_hooks, check_norms, check_parameters, drops
+from rooflane.dispatch.adapters.checks import (
+    check_activation,
+    check_eval,
+    check_hooks,
+    check_norms,
+    check_parameters,
+    drops,
+)
 from rooflane.dispatch.adapters.mapping import BlockMapping, Call, OptimizeError, Sizes, WeightsAt
 from rooflane.dispatch.dispatched import Built, Dispatched, Key
 

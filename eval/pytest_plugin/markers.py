@@ -107,7 +107,9 @@ def uses_rooflane(item: pytest.Function) -> bool:
     fixtures = item._fixtureinfo.name2fixturedefs.values()
     modules = [definition.func.__module__ for definitions in fixtures for definition in definitions[-1:]]
     names = vars(item.module).values()
-    modules += [value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "") for value in names]
+    modules += [
+        value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "") for value in names
+    ]
     return any(isinstance(name, str) and name.split(".")[0] == "rooflane" for name in modules)
 
 

@@ -32,6 +32,7 @@ def half_obstacle(model: nn.Module) -> str | None:
         found: dict[str, Tensor] = {}
         for name, norm in norms.items():
             found[name] = norm.weight.double().abs() * len(norm.weight) ** 0.5 + norm.bias.double().abs()
+            loss[f"layers.{index}.{name}"] = _loss(norm.weight.double())
         for name, (norm, linear) in behind.items():
             weight, bias = linear.weight.double(), linear.bias.double()
             folded = weight * norm.weight.double()
