@@ -93,7 +93,7 @@ def check_norm(norm: nn.Module, width: int, where: str) -> None:
 
 
 def check_parameters(model: nn.Module) -> None:
-    """Refuse computed and foreign weights: parametrizations, and tensor subclasses such as quantised or sharded ones."""
+    """Refuse weights that are computed at each call, and tensor subclasses, such as quantised or sharded ones."""
     for name, module in model.named_modules():
         if parametrize.is_parametrized(module):
             raise OptimizeError(

@@ -185,7 +185,8 @@ struct Watch {
   };
   std::vector<std::pair<PyObject *, PyObject *>> types;
   std::vector<std::pair<PyObject *, Py_ssize_t>> counts;
-  std::vector<PyObject *> filled, contents, tensors;
+  std::vector<std::pair<PyObject *, Py_ssize_t>> filled;
+  std::vector<PyObject *> contents, tensors;
   std::vector<Setting> settings;
   py::object held;
 
@@ -196,7 +197,7 @@ struct Watch {
     for (size_t i = 0; i < modules.size(); i++) types.emplace_back(item(modules, i), item(kinds, i));
     for (size_t i = 0; i < counted.size(); i++) counts.emplace_back(item(counted, i), sizes.at(i));
     for (size_t i = 0; i < filled.size(); i++)
-      if (PyDict_Size(item(filled, i)) > 0) this->filled.push_back(item(filled, i));
+      if (const Py_ssize_t size = PyDict_Size(item(filled, i))) this->filled.emplace_back(item(filled, i), size);
     for (size_t i = 0; i < contents.size(); i++) this->contents.push_back(item(contents, i));
     for (size_t i = 0; i < named.size(); i++) {
       PyObject *entry = item(named, i);
@@ -218,18 +219,18 @@ struct Watch {
       if (reinterpret_cast<PyObject *>(Py_TYPE(module)) != kind) return false;
     for (const auto &[owner, count] : counts)
       if (PyDict_GET_SIZE(owner) != count) return false;
-    size_t next = 0;
-    for (PyObject *owner : filled) {
+    PyObject *const *expected = contents.data();
+    for (const auto &[owner, size] : filled) {
       Py_ssize_t position = 0;
       PyObject *value = nullptr;
-      while (PyDict_Next(owner, &position, nullptr, &value))
-        if (next == contents.size() || contents[next++] != value) return false;
+      for (Py_ssize_t i = 0; i < size; i++)
+        if (!PyDict_Next(owner, &position, nullptr, &value) || *expected++ != value) return false;
     }
     for (const Setting &setting : settings) {
       PyObject *value = PyDict_GetItemWithError(setting.owner, setting.name);
       if ((value == nullptr ? Py_None : value) != setting.value) return false;
     }
-    return next == contents.size();
+    return true;
   }
 
   // Returns a number that changes with the versions, addresses and strides of the tensors, or nothing when an object
@@ -240,10 +241,10 @@ struct Watch {
     const auto mix = [&](uint64_t value) { total = (std::rotl(total, 23) ^ value) * 0x9E3779B97F4A7C15; };
     for (PyObject *tensor : tensors) {
       const c10::TensorImpl *impl = THPVariable_Unpack(tensor).unsafeGetTensorImpl();
-      mix(impl->version_counter().current_version());
-      mix(impl->has_storage() ? reinterpret_cast<uintptr_t>(impl->storage().data()) : 0);
-      mix(impl->storage_offset());
-      for (const int64_t stride : impl->strides()) mix(stride);
+      // The first stride tells a matrix from its transpose.
+      const uint64_t stride = impl->dim() > 0 ? impl->strides()[0] : 0;
+      mix(impl->version_counter().current_version() ^ stride << 32);
+      mix(impl->has_storage() ? reinterpret_cast<uintptr_t>(impl->storage().data()) + impl->storage_offset() : 0);
     }
     return total;
   }

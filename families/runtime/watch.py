@@ -18,7 +18,7 @@ PLAIN = frozenset(vars(nn.Module())) | {"_compiled_call_impl"}
 # The attributes that the functions of torch's own modules depend on; of other classes, every attribute counts.
 ATTRIBUTES: dict[type, tuple[str, ...]] = {
     nn.Linear: (),
-    nn.LayerNorm: ("eps", "normalized_shape"),
+    nn.LayerNorm: ("eps",),
     nn.Dropout: ("p",),
     nn.GELU: ("approximate",),
     nn.Identity: (),
@@ -101,7 +101,7 @@ class ModelWatch:
         Raises `StructureChanged` when the module computes another function than at the first check, each time until
         it is as it was.
         """
-        found = self._sign()
+        found = self._sign() if self._compared is None else self._compared.sign()
         if found is None:
             self._compare()
             return True
@@ -131,9 +131,7 @@ class ModelWatch:
         self._counts = [*map(len, self._counted), *map(len, self._filled)]
         self._contents = list(chain.from_iterable(map(_values, self._filled)))
         self._named = [
-            (one, name, one.get(name))
-            for module, one in zip(modules, own, strict=True)
-            for name in ("_modules", *_attributes(module))
+            (one, name, one.get(name)) for module, one in zip(modules, own, strict=True) for name in _attributes(module)
         ]
         settings = [value for _, _, value in self._named]
         self._tensors = [value for value in chain(self._contents, settings) if isinstance(value, Tensor)]

@@ -257,7 +257,7 @@ CHANGES = {
     "no final norm": lambda e: setattr(e, "norm", None),
     "eps of one norm": lambda e: setattr(e.layers[0].norm1, "eps", 0.5),
     "the activation": lambda e: setattr(e.layers[1], "activation", functional.relu),
-    "the heads": lambda e: (setattr(e.layers[0].self_attn, "num_heads", 4), setattr(e.layers[0].self_attn, "head_dim", 4)),
+    "the heads": lambda e: vars(e.layers[0].self_attn).update(num_heads=4, head_dim=4),
     "post-norm": lambda e: setattr(e.layers[0], "norm_first", False),
     "a hook": lambda e: e.layers[0].linear1.register_forward_hook(lambda module, args, out: out + 1),
     "a hook before": lambda e: e.layers[1].norm1.register_forward_pre_hook(lambda module, args: (args[0] ** 3,)),
