@@ -188,6 +188,7 @@ struct Watch {
   std::vector<std::pair<PyObject *, Py_ssize_t>> filled;
   std::vector<PyObject *> contents, tensors;
   std::vector<Setting> settings;
+  mutable std::vector<uint64_t> tags;
   py::object held;
 
   Watch(
@@ -214,9 +215,37 @@ struct Watch {
 
   std::array<py::object *, 1> parts() { return {&held}; }
 
+// Python 3.11 and 3.12 number the changes of every dictionary: one load tells that nothing was changed in it.
+#if PY_VERSION_HEX < 0x030D0000
+  bool untouched() const {
+    if (tags.empty()) return false;
+    for (size_t i = 0; i < counts.size(); i++)
+      if (tag(counts[i].first) != tags[i]) return false;
+    return true;
+  }
+
+  void note_untouched() const {
+    tags.clear();
+    for (const auto &[owner, count] : counts) tags.push_back(tag(owner));
+  }
+
+  static uint64_t tag(PyObject *owner) { return reinterpret_cast<PyDictObject *>(owner)->ma_version_tag; }
+#else
+  bool untouched() const { return false; }
+
+  void note_untouched() const {}
+#endif
+
   bool same() const {
     for (const auto &[module, kind] : types)
       if (reinterpret_cast<PyObject *>(Py_TYPE(module)) != kind) return false;
+    if (untouched()) return true;
+    if (!same_contents()) return false;
+    note_untouched();
+    return true;
+  }
+
+  bool same_contents() const {
     for (const auto &[owner, count] : counts)
       if (PyDict_GET_SIZE(owner) != count) return false;
     PyObject *const *expected = contents.data();
