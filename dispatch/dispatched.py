@@ -10,14 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _global_forward_hooks as _forward_hooks
+from torch.nn.modules.module import _global_forward_pre_hooks as _forward_pre_hooks
 
 from rooflane.baseline import BaselineTransformer, config_of, torch_dtype
-from rooflane.dispatch.adapters.checks import check_eps, check_hooks, drops
+from rooflane.dispatch.adapters.checks import (
+    check_hooks,
+    check_norms,
+    check_parameters,
+    check_same_forward,
+    drops,
+)
 from rooflane.dispatch.adapters.mapping import Call, OptimizeError, Request, Sizes, Unserved
 from rooflane.dispatch.device import device_profile
 from rooflane.dispatch.profile import Profile, ProfileError
 from rooflane.dispatch.route import Route, RouteError, route
 from rooflane.families import registry
+from rooflane.families.runtime.watch import StructureChanged, note_writes
 from rooflane.shapes import DTYPE_BYTES, Shape, ShapeError
 
 if TYPE_CHECKING:
@@ -99,12 +108,21 @@ class Dispatched(nn.Module):
             raise OptimizeError(
                 f"{type(model).__name__} is {dtype_of(model)}; the families take {', '.join(DTYPE_BYTES)}; cast it"
             )
-        self.__dict__["_droppers"] = [module for module in model.modules() if drops(module)]
+        self._find_droppers()
         self._asked: dict[Key, Shape] = {}
         self._routes: dict[Key, Route] = {}
         self._built = BuiltForwards(request.cache_size)
         self._warned: set[str] = set()
+        self._outdated = False
         self._forget()
+
+    def _find_droppers(self) -> None:
+        self.__dict__["_droppers"] = [module for module in self._model.modules() if self.drops(module)]
+
+    @staticmethod
+    def drops(module: nn.Module) -> bool:
+        """Return whether a module computes something else while it trains."""
+        return drops(module)
 
     @property
     def route(self) -> Route:
@@ -149,6 +167,9 @@ class Dispatched(nn.Module):
                 "shape's dtype"
             )
 
+    def confirm(self) -> None:
+        """Raise `OptimizeError` when the module does not compute what its description says."""
+
     def shape_of(self, x: Tensor, causal: bool) -> Shape:
         """Return the shape of a call with `x [B, S, D]`; raises `ShapeError` for sizes no shape has."""
         own = {name: value for name, value in asdict(self._sizes).items() if name not in ("causal", "final_norm")}
@@ -170,13 +191,54 @@ class Dispatched(nn.Module):
 
     def _serve(self, *args: Any, **kwargs: Any) -> Any:
         """Run the built forward for a call, or the module's own and say why."""
+        # A trace, a compiled or an exported program takes the module's own operations, which read the weights at every
+        # call. A built forward would leave nothing in it but constants.
+        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+            if self._request.on_unseen == "error":
+                raise OptimizeError(
+                    "a dispatched module is traced, compiled or exported by its own operations, not by a built "
+                    'forward, and on_unseen="error" allows no other; do it with the original module'
+                )
+            return self.original(*args, **kwargs)
         try:
             x, valid, causal = self.read(*args, **kwargs)
-            forward = self._find(x, valid, causal)
+            return self.wrap(self._compute(x, valid, causal))
         except Unserved as obstacle:
             self._note(obstacle)
             return self.original(*args, **kwargs)
-        return self.wrap(forward(x, valid))
+
+    def _compute(self, x: Tensor, valid: Tensor | None, causal: bool) -> Tensor:
+        """Return the built forward's output; raises `Unserved` when none takes the call."""
+        if self._outdated:
+            self._describe_again()
+        forward = self._find(x, valid, causal)
+        try:
+            return forward(x, valid)
+        except StructureChanged:
+            self._describe_again()
+        return self._find(x, valid, causal)(x, valid)
+
+    def _describe_again(self) -> None:
+        """Read a module whose parts or settings were changed; raises `Unserved` unless it is one as before."""
+        self._outdated = True
+        self._forget()
+        try:
+            sizes = self.describe(self._model)
+            self.confirm()
+        except OptimizeError as error:
+            raise Unserved("structure", f"the module was changed after optimize(): {error}") from None
+        if sizes != self._sizes:
+            raise Unserved("structure", "the module has other sizes than at optimize(); call optimize() again")
+        self._find_droppers()
+        self._outdated = False
+
+    def repack(self) -> None:
+        """Read the weights again at the next call, after a write that torch does not record.
+
+        On a GPU such writes are those through `.data`, views of numpy or DLPack, kernels of your own and replays of a
+        captured training step. Optimisers, loading, moves and other in-place operations need no call.
+        """
+        note_writes()
 
     def _note(self, obstacle: Unserved) -> None:
         """Warn of a kind of obstacle once, or raise it when the caller asked for that."""
@@ -187,6 +249,12 @@ class Dispatched(nn.Module):
             warnings.warn(f"this call runs the module's own forward: {obstacle}", stacklevel=6)
 
     def _find(self, x: Tensor, valid: Tensor | None, causal: bool) -> Any:
+        if type(x) is not Tensor and type(x) is not nn.Parameter:
+            raise Unserved("tensor", f"x is a {type(x).__name__}; every family takes plain tensors")
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise Unserved("transform", "it runs inside a transform of torch.func, such as vmap, grad or jvp")
+        if _forward_hooks or _forward_pre_hooks:
+            raise Unserved("hooks", "a forward hook is registered on all modules, which no built forward calls")
         if x.dim() != 3 or x.is_nested:
             raise Unserved("shape", "x is no plain [batch, sequence, width] tensor, which every family takes")
         if torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in self._model.parameters())):
@@ -219,7 +287,7 @@ class Dispatched(nn.Module):
             raise Unserved("shape", f"x is {self._call_text(key)}, the dispatched forward was built for {served}")
         try:
             entry = self._build(key)
-        except (ProfileError, RouteError, ShapeError) as error:
+        except (OptimizeError, ProfileError, RouteError, ShapeError) as error:
             entry = Built(None, reason=str(error))
         self._built.put(key, entry)
         return entry
@@ -249,7 +317,9 @@ class Dispatched(nn.Module):
         return route(shape, profile, self._request.rules, final_norm=self._sizes.final_norm)
 
     def _build(self, key: Key) -> Built:
-        shape = self._asked.get(key) or self.shape_of(torch.empty(*key[:2], 0, dtype=self._dtype), key[2])
+        shape = self._asked.get(key) or self.shape_of(
+            torch.empty(*key[:2], 0, dtype=self._dtype, device=self._device), key[2]
+        )
         shape = replace(shape, dtype=DTYPE_NAMES[self._dtype])
         chosen = self._route(shape, self._device)
         self._routes[key] = chosen
@@ -295,9 +365,25 @@ class DispatchedTransformer(Dispatched, BaselineTransformer):
     def describe(model: nn.Module) -> Sizes:
         """Return the model's sizes; raises `OptimizeError` when its parts do not make the baseline's function."""
         check_hooks(model)
+        check_parameters(model)
         norms = {f"layers.{i}.{n}": getattr(part, n) for i, part in enumerate(model.layers) for n in ("norm1", "norm2")}
-        check_eps(norms | {"final_norm": model.final_norm})
         config = model.config
+        check_norms(norms | {"final_norm": model.final_norm}, config.d_model)
+        if len(model.layers) != config.num_layers:
+            raise OptimizeError(f"the model has {len(model.layers)} layers, its config says {config.num_layers}")
+        for index, layer in enumerate(model.layers):
+            attention = layer.attention
+            linears = {
+                f"attention.{name}": getattr(attention, name) for name in ("q_proj", "k_proj", "v_proj", "out_proj")
+            }
+            for name, part in {**linears, "ffn_in": layer.ffn_in, "ffn_out": layer.ffn_out}.items():
+                check_same_forward(part, nn.Linear, ("forward",), f"layers.{index}.{name}")
+            width = config.d_model // config.num_heads
+            if (attention.num_heads, attention.head_dim) != (config.num_heads, width) or attention.scale != width**-0.5:
+                raise OptimizeError(
+                    f"layers.{index}.attention has other heads or another scale than the config: "
+                    f"{attention.num_heads} heads of {attention.head_dim}, scale {attention.scale:g}"
+                )
         return Sizes(config.d_model, config.num_heads, config.ffn_dim, config.num_layers, config.causal, True)
 
     def forward(self, x: Tensor, valid_token_mask: Tensor | None = None) -> Tensor:

@@ -13,14 +13,24 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from rooflane.baseline import BaselineTransformer, TransformerConfig
-from rooflane.dispatch.adapters.checks import check_activation, check_eps, check_eval, check_hooks, check_same_forward
+from rooflane.dispatch.adapters.checks import (
+    check_activation,
+    check_eval,
+    check_hooks,
+    check_norms,
+    check_parameters,
+    drops,
+)
 from rooflane.dispatch.adapters.mapping import BlockMapping, Call, OptimizeError, Sizes, WeightsAt
-from rooflane.dispatch.dispatched import Dispatched
+from rooflane.dispatch.dispatched import Built, Dispatched, Key
 
 # Largest difference allowed when a mapping is tried in float64, in units of what the module adds to x: a softmax that
 # the module takes in float32 passes; the tanh form of GELU, at about 1e-4, does not.
 TRIAL_TOLERANCE = 1e-5
-TRIAL_TOKENS = (2, 5)
+LEAST_LENGTH = 5
+# A trial on longer sequences takes a CPU about a second for these operations; none is longer than this.
+TRIAL_FLOP = 10**10
+LONGEST = 2048
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
@@ -30,7 +40,18 @@ class DispatchedBlocks(Dispatched):
     def __init__(self, model: nn.Module, *args: Any, mapping: BlockMapping) -> None:
         self.__dict__["_mapping"] = mapping
         super().__init__(model, *args)
-        self._returns_tuple = _try_mapping(self)
+        self._tried = 0
+        self.confirm()
+
+    @staticmethod
+    def drops(module: nn.Module) -> bool:
+        """Return whether a module may compute something else while it trains: a class that is not torch's may."""
+        return drops(module) or not type(module).__module__.startswith("torch.nn.modules.")
+
+    def confirm(self) -> None:
+        """Try the mapping again, on as many tokens as were tried before."""
+        self._returns_tuple = _try_mapping(self, max(self._tried, LEAST_LENGTH))
+        self._tried = max(self._tried, LEAST_LENGTH)
 
     def describe(self, model: nn.Module) -> Sizes:
         """Return the module's sizes; raises `OptimizeError` when the mapping or the function does not fit."""
@@ -58,6 +79,15 @@ class DispatchedBlocks(Dispatched):
     def view(self, config: TransformerConfig) -> Any:
         """Return the module's weights as a baseline's."""
         return StackView(self._model, self._mapping, config)
+
+    def _build(self, key: Key) -> Built:
+        """Build for a shape; one of longer sequences than were tried is tried first, for windows and positions."""
+        most = TRIAL_FLOP // (2 * sum(parameter.numel() for parameter in self._model.parameters()))
+        length = min(key[1], max(LEAST_LENGTH, most), LONGEST)
+        if length > self._tried:
+            _try_mapping(self, length)
+            self._tried = length
+        return super()._build(key)
 
     def _causal_alone(self) -> bool:
         causal = self._mapping.causal
@@ -87,11 +117,10 @@ def _describe(model: nn.Module, mapping: BlockMapping) -> Sizes:
         raise OptimizeError(f"the blocks of {type(model).__name__} differ in size; the families take equal ones")
     if mapping.final_norm:
         norms[mapping.final_norm] = attrgetter(mapping.final_norm)(model)
-    for path, norm in norms.items():
-        check_same_forward(norm, nn.LayerNorm, ("forward",), path)
-    check_eps(norms)
+    check_norms(norms, found[0][0])
     check_eval(model)
     check_hooks(model)
+    check_parameters(model)
     return Sizes(*found[0], len(blocks), None, bool(mapping.final_norm))
 
 
@@ -112,37 +141,74 @@ def _check_sizes(view: SimpleNamespace, width: int, heads: int, ffn: int, where:
             raise OptimizeError(f"{where}{name} is mapped to a weight {shape}, expected {expected}; see WeightsAt")
 
 
-def _try_mapping(module: DispatchedBlocks) -> bool:
-    """Compare the module's own output with the mapped weights' on a small input; return whether it is a tuple.
+def _try_mapping(module: DispatchedBlocks, length: int) -> bool:
+    """Compare the module's own output with the mapped weights' on an input `[1, length, D]`; return if it is a tuple.
 
-    Both run on a float64 copy on the CPU, where nothing but a difference in function shows.
+    Both run on a float64 copy on the CPU, where nothing but a difference in function shows. Its parameters and buffers
+    are drawn at random, so that a part that is the identity today, such as an adapter whose last matrix is 0, shows.
     """
     sizes, name = module._sizes, type(module._model).__name__
-    x = torch.randn(*TRIAL_TOKENS, sizes.d_model, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    generator = torch.Generator("cpu").manual_seed(0)
     config = TransformerConfig(
-        *TRIAL_TOKENS, sizes.d_model, sizes.num_heads, sizes.ffn_dim, sizes.num_layers, module._causal_alone()
+        1, length, sizes.d_model, sizes.num_heads, sizes.ffn_dim, sizes.num_layers, module._causal_alone()
     )
-    try:
-        model = copy.deepcopy(module._model).to("cpu", torch.float64)
+    # Modules make masks and positions on the default device, which may be another one here.
+    with torch.device("cpu"):
+        x = torch.randn(1, length, sizes.d_model, generator=generator, dtype=torch.float64)
+        try:
+            model = copy.deepcopy(module._model).to("cpu", torch.float64)
+            _draw(model, generator)
+            with torch.no_grad():
+                own = model(x)
+        except Exception as error:  # the module is the user's and may raise anything
+            raise OptimizeError(
+                f"{name} cannot be tried as module(x) on a float64 copy of it ({type(error).__name__}: {error}); that "
+                "is how a mapping is checked before it is used"
+            ) from None
+        returns_tuple = isinstance(own, tuple)
+        own = own[0] if returns_tuple else own
+        view = StackView(model, module._mapping, config)
         with torch.no_grad():
-            own = model(x)
-    except Exception as error:  # the module is the user's and may raise anything
-        raise OptimizeError(
-            f"{name} cannot be tried as module(x) on a float64 copy of it ({type(error).__name__}: {error}); that is "
-            "how a mapping is checked before it is used"
-        ) from None
-    returns_tuple = isinstance(own, tuple)
-    own = own[0] if returns_tuple else own
-    with torch.no_grad():
-        mapped = StackView(model, module._mapping, config)(x)
+            mapped = view(x)
     difference = float((own - mapped).abs().max() / (own - x).abs().max().clamp_min(1e-6))
     if not difference <= TRIAL_TOLERANCE:
+        unread = _unread(model, module._mapping)
+        parts = f"what it does not read ({', '.join(unread)}), the " if unread else "the "
         raise OptimizeError(
-            f"the mapping does not describe {name}: on a small input the mapped weights' output differs by "
-            f"{difference:.2g} of what the module adds to x; check the parts of packed weights, `transposed`, "
-            "`causal` and the activation"
+            f"the mapping does not describe {name}: on an input of {length} tokens and weights drawn at random the "
+            f"mapped weights' output differs by {difference:.2g} of what the module adds to x; check {parts}parts of "
+            "packed weights, `transposed`, `causal`, the activation, windows and positions"
         )
     return returns_tuple
+
+
+def _draw(model: nn.Module, generator: torch.Generator) -> None:
+    """Give every parameter and floating-point buffer values of its own, none 0 or 1."""
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            if tensor.is_floating_point():
+                drawn = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
+                tensor.copy_(drawn / tensor.shape[-1] ** 0.5 if tensor.dim() > 1 else 0.7 + 0.3 * drawn)
+
+
+def _unread(model: nn.Module, mapping: BlockMapping) -> list[str]:
+    """Return the names of the parameters and buffers that a mapping does not read."""
+    read = set()
+    for block in blocks_of(model, mapping):
+        for where in (mapping.q, mapping.k, mapping.v, mapping.out, mapping.ffn_in, mapping.ffn_out):
+            read |= {id(_found(block, path)) for path in (where.weight, where.bias)}
+        for path in (mapping.norm1, mapping.norm2):
+            read |= {id(tensor) for tensor in attrgetter(path)(block).parameters()}
+    if mapping.final_norm:
+        read |= {id(tensor) for tensor in attrgetter(mapping.final_norm)(model).parameters()}
+    return [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if id(tensor) not in read]
+
+
+def _found(block: nn.Module, path: str) -> Tensor | None:
+    try:
+        return attrgetter(path)(block)
+    except AttributeError:
+        return None
 
 
 class LinearView:
@@ -161,10 +227,7 @@ class LinearView:
     @property
     def bias(self) -> Tensor:
         """The projection's part of the stored bias."""
-        try:
-            stored = attrgetter(self._where.bias)(self._block)
-        except AttributeError:
-            stored = None
+        stored = _found(self._block, self._where.bias)
         weight = self.weight
         return weight.new_zeros(weight.shape[0]) if stored is None else self._part(stored)
 
@@ -238,6 +301,14 @@ class StackView:
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yield the module's own parameters: what a packed copy must watch."""
         return self._module.parameters()
+
+    def modules(self) -> Iterator[nn.Module]:
+        """Yield the module and its parts, whose settings a built forward depends on."""
+        return self._module.modules()
+
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """Yield the module and its parts with their names."""
+        return self._module.named_modules()
 
     def state(self) -> dict[str, Tensor]:
         """Return every tensor under the baseline's own name."""

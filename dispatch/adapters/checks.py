@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils import parametrize
 
 from rooflane.dispatch.adapters.mapping import OptimizeError
 
@@ -46,7 +47,7 @@ def drops(module: nn.Module) -> bool:
 
 def check_activation(model: nn.Module, activation: Callable[[Tensor], Tensor]) -> None:
     """Refuse any activation but the exact GELU, found by its values."""
-    x = torch.linspace(-6, 6, 1201)
+    x = torch.linspace(-6, 6, 1201, dtype=torch.float32, device="cpu")
     name = getattr(activation, "__name__", None) or repr(activation)
     try:
         with torch.no_grad():
@@ -66,11 +67,42 @@ def check_activation(model: nn.Module, activation: Callable[[Tensor], Tensor]) -
 def check_same_forward(part: nn.Module, kind: type[nn.Module], names: Iterable[str], where: str) -> None:
     """Refuse a part that is not of the kind, or a subclass with methods of its own."""
     own = [name for name in names if getattr(type(part), name, None) is not getattr(kind, name)]
+    own += [name for name in names if name in vars(part)]
     if not isinstance(part, kind) or own:
         how = f"overrides {', '.join(own)}" if isinstance(part, kind) else f"is no {kind.__name__}"
         raise OptimizeError(
             f"{where} is a {type(part).__name__}, which {how}; optimize() knows only {kind.__name__}'s own"
         )
+
+
+def check_norms(norms: dict[str, nn.Module], width: int) -> None:
+    """Refuse norms other than a LayerNorm over the last axis, `[width]`, all with one eps."""
+    for where, norm in norms.items():
+        check_norm(norm, width, where)
+    check_eps(norms)
+
+
+def check_norm(norm: nn.Module, width: int, where: str) -> None:
+    """Refuse a norm other than a LayerNorm over the last axis, `[width]`."""
+    check_same_forward(norm, nn.LayerNorm, ("forward",), where)
+    if tuple(norm.normalized_shape) != (width,):
+        raise OptimizeError(
+            f"{where} normalises over {tuple(norm.normalized_shape)}; the families normalise each token's ({width},) "
+            "alone"
+        )
+
+
+def check_parameters(model: nn.Module) -> None:
+    """Refuse weights that are computed at each call, and tensor subclasses, such as quantised or sharded ones."""
+    for name, module in model.named_modules():
+        if parametrize.is_parametrized(module):
+            raise OptimizeError(
+                f"{name or type(model).__name__} has a parametrization, which is computed at every call; bake it in "
+                "before optimize(), with torch.nn.utils.parametrize.remove_parametrizations(module, name)"
+            )
+    for name, parameter in model.named_parameters():
+        if type(parameter) not in (nn.Parameter, Tensor):
+            raise OptimizeError(f"{name} is a {type(parameter).__name__}; the families read plain tensors")
 
 
 def check_eps(norms: dict[str, Any]) -> None:

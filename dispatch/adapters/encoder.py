@@ -11,7 +11,15 @@ from torch.nn import functional
 
 from rooflane.baseline import TransformerConfig
 from rooflane.dispatch.adapters.blocks import StackView
-from rooflane.dispatch.adapters.checks import check_activation, check_eps, check_eval, check_hooks, check_same_forward
+from rooflane.dispatch.adapters.checks import (
+    check_activation,
+    check_eval,
+    check_hooks,
+    check_norm,
+    check_norms,
+    check_parameters,
+    check_same_forward,
+)
 from rooflane.dispatch.adapters.mapping import BlockMapping, Call, OptimizeError, Sizes, Unserved, WeightsAt, weights_at
 from rooflane.dispatch.dispatched import Dispatched
 
@@ -51,7 +59,7 @@ def check_layer(layer: nn.Module, where: str) -> None:
         check_same_forward(getattr(layer, name), nn.Linear, ("forward",), f"{where}.{name}")
     check_same_forward(attention.out_proj, nn.Linear, ("forward",), f"{where}.self_attn.out_proj")
     for name in ("norm1", "norm2"):
-        check_same_forward(getattr(layer, name), nn.LayerNorm, ("forward",), f"{where}.{name}")
+        check_norm(getattr(layer, name), attention.embed_dim, f"{where}.{name}")
     if layer.activation is not functional.gelu:
         check_activation(layer, layer.activation)
 
@@ -84,6 +92,7 @@ class DispatchedEncoderLayer(_EncoderCalls, nn.TransformerEncoderLayer):
         check_layer(model, "the layer")
         check_eval(model)
         check_hooks(model)
+        check_parameters(model)
         return sizes_of(model, [model], final_norm=False)
 
     def forward(
@@ -120,11 +129,11 @@ class DispatchedEncoder(_EncoderCalls, nn.TransformerEncoder):
             f"layers.{i}.{name}": getattr(part, name) for i, part in enumerate(layers) for name in ("norm1", "norm2")
         }
         if model.norm is not None:
-            check_same_forward(model.norm, nn.LayerNorm, ("forward",), "norm")
             norms["norm"] = model.norm
-        check_eps(norms)
+        check_norms(norms, layers[0].self_attn.embed_dim)
         check_eval(model)
         check_hooks(model)
+        check_parameters(model)
         return sizes_of(model, layers, final_norm=model.norm is not None)
 
     def forward(

@@ -21,22 +21,24 @@ def check_gate(out: Tensor, ref: Tensor, atol: float = ATOL, rtol: float = RTOL,
     """Compare an output with its reference element by element.
 
     An element passes when both values are finite and `|out - ref| <= atol` or `|out - ref| <= rtol |ref|`, both
-    inclusive; a different shape fails every element. Errors are taken in float32, in float64 if either side is.
+    inclusive; a different shape or kind of number fails every element. Errors are taken in float32, in float64 if
+    either side is float64 or an integer. The element named worst is one that fails, where any does.
     `spread` adds the root mean square error and the histogram of the use of tolerance.
     """
     import torch
 
     names = {"dtype": str(out.dtype).removeprefix("torch."), "device": str(out.device)}
-    if out.shape != ref.shape or ref.numel() == 0:
-        wrong = f"output has shape {tuple(out.shape)}, the reference {tuple(ref.shape)}"
+    wrong = _incomparable(out, ref)
+    if wrong:
         names |= dict.fromkeys(("max_abs", "max_rel", "use"), math.inf)
         return GateResult(passed=False, total=ref.numel(), failed=ref.numel(), reason=wrong, **names)
     width = ref.shape[-1] if ref.dim() else 1
     out_rows, ref_rows = out.reshape(-1, width), ref.reshape(-1, width)
-    wide = torch.float64 if torch.float64 in (out.dtype, ref.dtype) else torch.float32
+    exact = torch.float64 in (out.dtype, ref.dtype) or not ref.is_floating_point()
+    wide = torch.float64 if exact else torch.float32
     step = max(TILE, CHUNK_ELEMENTS // width // TILE * TILE)
-    failed, max_rel, use = 0, 0.0, 0.0
-    worst = (-1.0, 0, 0.0, 0.0)  # error, flat index, out, ref
+    failed, max_abs, max_rel, use = 0, 0.0, 0.0, 0.0
+    worst = (False, -1.0, 0, 0.0, 0.0)  # whether it fails, its use of the tolerance or error, flat index, out, ref
     tile = (-1.0, -1.0, (0, 0))  # failed share, mean error, (row, column) of the tile
     squares, bins = 0.0, [0] * (len(BIN_EDGES) + 1)
     for start in range(0, ref_rows.shape[0], step):
@@ -56,21 +58,25 @@ def check_gate(out: Tensor, ref: Tensor, atol: float = ATOL, rtol: float = RTOL,
             counts = torch.bincount(torch.bucketize(share.flatten(), edges), minlength=len(bins)).tolist()
             bins = [have + more for have, more in zip(bins, counts, strict=True)]
         max_rel = max(max_rel, float((error / size.clamp_min(1e-12)).max()))
-        flat = int(error.argmax())
-        top = float(error.flatten()[flat])
-        if top > worst[0]:
-            worst = (top, start * width + flat, float(a.flatten()[flat]), float(b.flatten()[flat]))
+        max_abs = max(max_abs, float(error.max()))
+        # Among failing elements the one that misses by most; the largest error may lie on one that passes.
+        fails = not bool(passed.all())
+        rank = torch.where(passed, -1.0, share) if fails else error
+        flat = int(rank.argmax())
+        top = float(rank.flatten()[flat])
+        if (fails, top) > worst[:2]:
+            worst = (fails, top, start * width + flat, float(a.flatten()[flat]), float(b.flatten()[flat]))
         tile = max(tile, _worst_tile(error, ~passed, start))
     return GateResult(
         passed=failed == 0,
         total=ref.numel(),
         failed=failed,
-        max_abs=worst[0],
+        max_abs=max_abs,
         max_rel=max_rel,
         use=use,
-        worst_index=tuple(map(int, torch.unravel_index(torch.tensor(worst[1]), ref.shape))),
-        out_at_worst=worst[2],
-        ref_at_worst=worst[3],
+        worst_index=tuple(map(int, torch.unravel_index(torch.tensor(worst[2]), ref.shape))),
+        out_at_worst=worst[3],
+        ref_at_worst=worst[4],
         worst_tile=tile[2],
         worst_tile_failed_share=tile[0],
         worst_tile_mean_abs=tile[1],
@@ -78,6 +84,17 @@ def check_gate(out: Tensor, ref: Tensor, atol: float = ATOL, rtol: float = RTOL,
         bins=tuple(bins) if spread else (),
         **names,
     )
+
+
+def _incomparable(out: Tensor, ref: Tensor) -> str:
+    """Return why two tensors cannot be compared element by element, "" when they can."""
+    if out.shape != ref.shape or ref.numel() == 0:
+        return f"output has shape {tuple(out.shape)}, the reference {tuple(ref.shape)}"
+    if out.is_complex() or ref.is_complex():
+        return f"output is {out.dtype}, the reference {ref.dtype}; the gate compares real numbers"
+    if (out.is_floating_point(), out.dtype.is_signed) != (ref.is_floating_point(), ref.dtype.is_signed):
+        return f"output is {out.dtype}, the reference {ref.dtype}, another kind of number"
+    return ""
 
 
 def merge_gates(results: list[GateResult]) -> GateResult:

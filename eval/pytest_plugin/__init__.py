@@ -18,6 +18,7 @@ from rooflane.eval.pytest_plugin.markers import (
     shapes_of,
     tolerance_of,
     use_tolerance,
+    uses_rooflane,
 )
 
 if TYPE_CHECKING:
@@ -68,16 +69,19 @@ def pytest_configure(config: pytest.Config) -> None:
     marks = {line.split(":")[0].split("(")[0].strip() for line in config.getini("markers")}
     # A project that has a gpu marker of its own knows what it means by it.
     config.stash[_gpu_is_ours] = GPU not in marks
-    config.addinivalue_line("markers", f"{MARKER}(atol=, rtol=): the tolerance of the gate in this test")
-    config.addinivalue_line("markers", f"{SHAPES}(file, ids=None): run with `shape` set to each shape of a shape file")
-    if config.stash[_gpu_is_ours]:
-        config.addinivalue_line("markers", f"{GPU}: needs a CUDA device; skips where there is none")
+    ours = {
+        MARKER: f"{MARKER}(atol=, rtol=): the tolerance of the gate in this test",
+        SHAPES: f"{SHAPES}(file, ids=None): run with `shape` set to each shape of a shape file",
+        GPU: f"{GPU}: needs a CUDA device; skips where there is none",
+    }
+    for name, line in ours.items():
+        if name not in marks:
+            config.addinivalue_line("markers", line)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marker = metafunc.definition.get_closest_marker(SHAPES)
-    if marker is not None:
-        shapes = shapes_of(marker, metafunc)
+    if marker is not None and (shapes := shapes_of(marker, metafunc, ours=uses_rooflane(metafunc.definition))):
         metafunc.parametrize("shape", shapes, ids=[shape.id for shape in shapes])
 
 
@@ -89,7 +93,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Any:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    tolerance_of(item, complain=True)
+    # A project may have a marker of this name too: only a test that uses the gate is told what ours takes.
+    tolerance_of(item, complain=uses_rooflane(item))
     if item.config.stash[_gpu_is_ours] and item.get_closest_marker(GPU):
         torch = pytest.importorskip("torch", reason="needs torch with a CUDA device")
         if not torch.cuda.is_available():

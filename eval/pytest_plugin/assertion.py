@@ -56,9 +56,9 @@ def explain_failure(out: Any, ref: Any, tolerance: Tolerance) -> str | None:
     if result.passed:
         return None
     rule = f"|err| <= {atol:g} or |err| <= {rtol:g} |ref|, both finite"
-    if out.shape != ref.shape:
+    if result.reason:
         return f"gate: {result.reason} ({rule})"
-    index, got, expected, use = _worst(out, ref, atol, rtol)
+    index, got, expected, use = result.worst_index, result.out_at_worst, result.ref_at_worst, result.use
     row, column = result.worst_tile
     width = ref.shape[-1] if ref.dim() else 1
     rows = ref.numel() // width
@@ -91,19 +91,3 @@ def _double(value: Any) -> Any:
 def _limits(tolerance: Tolerance) -> tuple[float, float]:
     atol = ATOL if tolerance.atol is None else tolerance.atol
     return atol, RTOL if tolerance.rtol is None else tolerance.rtol
-
-
-def _worst(out: Tensor, ref: Tensor, atol: float, rtol: float) -> tuple[tuple[int, ...], float, float, float]:
-    """Return index, output, reference and use of tolerance of the failing element that misses by most.
-
-    The largest error may lie on an element that passes by the relative rule, so it is not what is looked for.
-    """
-    wide = torch.float64 if torch.float64 in (out.dtype, ref.dtype) else torch.float32
-    a, b = out.detach().to(wide), ref.detach().to(wide)
-    error, size = (a - b).abs(), b.abs()
-    # The smaller quotient is the one that lets an element pass; 0 / 0 uses nothing.
-    use = torch.where(error == 0, 0.0, torch.minimum(error / atol, error / (rtol * size)))
-    use = torch.where(torch.isfinite(a) & torch.isfinite(b), use, float("inf"))
-    flat = int(use.argmax())
-    index = tuple(int(part) for part in torch.unravel_index(torch.tensor(flat), ref.shape))
-    return index, float(a.flatten()[flat]), float(b.flatten()[flat]), float(use.flatten()[flat])

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -98,11 +99,31 @@ def _problem(value: object) -> str | None:
     return None
 
 
-def shapes_of(marker: pytest.Mark, metafunc: pytest.Metafunc) -> list[Shape]:
+def uses_rooflane(item: pytest.Function) -> bool:
+    """Return whether a test takes a fixture of ours, or its module imports from rooflane.
+
+    Other projects have markers of the same names. Their tests do neither, and their markers are left alone.
+    """
+    fixtures = item._fixtureinfo.name2fixturedefs.values()
+    modules = [definition.func.__module__ for definitions in fixtures for definition in definitions[-1:]]
+    names = vars(item.module).values()
+    modules += [
+        value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "") for value in names
+    ]
+    return any(isinstance(name, str) and name.split(".")[0] == "rooflane" for name in modules)
+
+
+def shapes_of(marker: pytest.Mark, metafunc: pytest.Metafunc, *, ours: bool) -> list[Shape]:
     """Return the shapes a marker names; anything it cannot mean fails the collection in one paragraph.
 
-    The file is looked for beside the test, then in pytest's root, then among those that ship.
+    The file is looked for beside the test, then in pytest's root, then among those that ship. A marker that is not
+    `ours` for certain names no shapes where the test gets its `shape` otherwise, or where it cannot be read.
     """
+    if not ours:
+        try:
+            return [] if _gets_shape(metafunc) else shapes_of(marker, metafunc, ours=True)
+        except pytest.fail.Exception:
+            return []
     name = metafunc.definition.nodeid
     given = _arguments(marker)
     if isinstance(given, str):
@@ -124,6 +145,13 @@ def shapes_of(marker: pytest.Mark, metafunc: pytest.Metafunc) -> list[Shape]:
         has = ", ".join(shapes)
         pytest.fail(f"{name}: {path} holds no shape {', '.join(map(repr, unknown))}; its ids: {has}", pytrace=False)
     return [shapes[wanted] for wanted in ids] if ids is not None else list(shapes.values())
+
+
+def _gets_shape(metafunc: pytest.Metafunc) -> bool:
+    """Return whether the project itself hands a test its `shape`."""
+    given = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize") if mark.args]
+    named = [name.strip() for names in given for name in (names.split(",") if isinstance(names, str) else names)]
+    return "shape" in named or "shape" in metafunc.definition._fixtureinfo.name2fixturedefs
 
 
 def _arguments(marker: pytest.Mark) -> tuple[str, list[str] | None] | str:

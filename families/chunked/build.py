@@ -6,6 +6,7 @@ Attention is torch's fastest kernel where the mask allows it, our kernel for oth
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -13,26 +14,36 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rooflane.families.chunked import chunk_plan
-from rooflane.families.lean.lean import TORCH_OPS, LeanOps, choose_ops, packed_weights
-from rooflane.families.runtime.call_checks import check_call, operand_dtype
+from rooflane.families.lean.lean import TORCH_OPS, LeanOps, choose_ops, lean_weights, project
+from rooflane.families.runtime.call_checks import DTYPES, check_call, operand_dtype
+from rooflane.families.runtime.weights import UNFIT
 from rooflane.shapes import Shape
 
 # cuDNN first: 44 against 65 ms for one sequence of 100,000 tokens, 16 heads of 64, causal (H200, November 2026).
 BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 # Query rows of a block on the masked CPU path, which keep its [rows, S] mask small.
 MASKED_ROWS = 1024
+Forward = Callable[[Tensor, Tensor | None], Tensor]
 
 
 def build(
     model: nn.Module, shape: Shape, device: torch.device | str, operands: str | None, budget_gib: float
-) -> Callable[[Tensor, Tensor | None], Tensor]:
+) -> Forward:
     """Return `(x [B, S, D], mask [B, S] or None) -> [B, S, D]`, scratch within `budget_gib`."""
     if isinstance(budget_gib, bool) or not isinstance(budget_gib, (int, float)) or not budget_gib > 0:
         raise ValueError(f"chunked: budget_gib is {budget_gib!r}; it must be a number above 0")
     device = torch.device(device)
-    dtype = operand_dtype(operands, shape, device.type)
-    weights = packed_weights(model, dtype)
     ops = choose_ops(shape, device)
+    # Built at the first call with weights that do not fit float16.
+    wide = cache(lambda: _build(model, shape, DTYPES[shape.dtype], TORCH_OPS, budget_gib, None))
+    return _build(model, shape, operand_dtype(operands, shape, device.type), ops, budget_gib, wide)
+
+
+def _build(
+    model: nn.Module, shape: Shape, dtype: torch.dtype, ops: LeanOps, budget_gib: float,
+    wide: Callable[[], Forward] | None,
+) -> Forward:  # fmt: skip
+    weights = lean_weights(model, dtype, ops)
     eps = model.layers[0].norm1.eps
     sequences, rows, _ = chunk_plan(shape, budget_gib * 2**30, dtype.itemsize)
 
@@ -58,7 +69,9 @@ def build(
         for layer in range(shape.num_layers):
             for block in blocks(tokens):
                 normed = norm(source[block], None, f"{layer}.norm1", dtype, False)[1]
-                qkv[block] = linear(normed, f"{layer}.qkv")
+                projected = project(normed, weights.tensors, layer)
+                for place, part in enumerate([projected] if isinstance(projected, Tensor) else projected):
+                    qkv[block].narrow(1, place * part.shape[1], part.shape[1]).copy_(part)
             context = attend_chunk(qkv.view(count, length, -1), mask, shape.num_heads, shape.causal, ops)
             context = context.view(tokens, width)
             for block in blocks(tokens):
@@ -80,7 +93,8 @@ def build(
 
     def forward(x: Tensor, mask: Tensor | None = None) -> Tensor:
         check_call(x, mask, shape)
-        weights.refresh()
+        if weights.refresh() == UNFIT and wide is not None:
+            return wide()(x, mask)
         with torch.no_grad():
             x = x.contiguous()
             out = torch.empty_like(x)
@@ -102,6 +116,11 @@ def attend_chunk(qkv: Tensor, mask: Tensor | None, num_heads: int, causal: bool,
     width = packed // 3
     if mask is None:
         return _prefix(qkv, num_heads, causal)
+    if qkv.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "chunked reads the lengths in a mask on the host, so a call with a mask cannot be captured into a CUDA "
+            "graph; capture a call without a mask, or build another family"
+        )
     last = (mask * torch.arange(1, length + 1, device=mask.device)).amax(1)
     extents = torch.stack([last, mask.sum(1)]).tolist()
     if all(end == count == length for end, count in zip(*extents, strict=True)):

@@ -9,9 +9,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from rooflane.families.lean.lean import choose_ops, kernels_run, lean_body, lean_finish, lean_sum, packed_weights
-from rooflane.families.runtime.call_checks import check_call, operand_dtype
-from rooflane.families.runtime.weights import PackedWeights
+from rooflane.families.lean.lean import (
+    TORCH_OPS,
+    LeanOps,
+    choose_ops,
+    kernels_run,
+    lean_body,
+    lean_finish,
+    lean_sum,
+    lean_weights,
+)
+from rooflane.families.runtime.call_checks import DTYPES, check_call, operand_dtype
+from rooflane.families.runtime.weights import UNFIT, LiveWeights, PackedWeights
 from rooflane.shapes import Shape
 
 if TYPE_CHECKING:
@@ -34,8 +43,8 @@ def build_lean(
     if not isinstance(captured, bool):
         raise ValueError(f"captured is {captured!r}; accepted: true, false")
     device = torch.device(device)
-    weights = packed_weights(model, operand_dtype(operands, shape, device.type))
     ops = choose_ops(shape, device, compiled=compiled)
+    weights = lean_weights(model, operand_dtype(operands, shape, device.type), ops)
     eps = model.layers[0].norm1.eps
 
     def stack(x: Tensor, mask: Tensor | None, tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -46,12 +55,42 @@ def build_lean(
     def body(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         return stack(x, mask, weights.tensors)
 
+    wide = wide_forward(model, shape)
     if captured and kernels_run(shape, device):
-        return _capture(body, weights, shape, device, eps)
+        return _capture(body, weights, shape, device, ops, eps, wide)
+    return _direct(body, weights, shape, ops, eps, wide)
+
+
+def wide_forward(model: nn.Module, shape: Shape) -> Forward:
+    """Return a forward in the model's own number type by torch's ops, for weights that do not fit float16.
+
+    It is built at its first call.
+    """
+    built: list[Forward] = []
+
+    def forward(x: Tensor, mask: Tensor | None = None) -> Tensor:
+        if not built:
+            eps = model.layers[0].norm1.eps
+            weights = lean_weights(model, DTYPES[shape.dtype], TORCH_OPS)
+
+            def body(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+                return lean_body(x, mask, weights.tensors, shape, TORCH_OPS, eps)
+
+            built.append(_direct(body, weights, shape, TORCH_OPS, eps, None))
+        return built[0](x, mask)
+
+    return forward
+
+
+def _direct(
+    body: Body, weights: PackedWeights | LiveWeights, shape: Shape, ops: LeanOps, eps: float, wide: Forward | None
+) -> Forward:
+    """Return a forward that launches op by op."""
 
     def forward(x: Tensor, mask: Tensor | None = None) -> Tensor:
         check_call(x, mask, shape)
-        weights.refresh()
+        if weights.refresh() == UNFIT and wide is not None:
+            return wide(x, mask)
         # The grad modes are set here because a compiled body is compiled once for each mode that it is called in.
         with torch.inference_mode(False), torch.no_grad():
             x, mask = x.contiguous(), mask if mask is None else mask.contiguous()
@@ -71,10 +110,13 @@ def _own_code(function: FunctionType) -> FunctionType:
     return FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
 
 
-def _capture(body: Body, weights: PackedWeights, shape: Shape, device: torch.device, eps: float) -> Forward:
+def _capture(
+    body: Body, weights: PackedWeights, shape: Shape, device: torch.device, ops: LeanOps, eps: float, wide: Forward
+) -> Forward:
     """Return a forward that replays `body` from a graph captured at its first call.
 
-    The last norm is launched outside the graph, so that it writes the fresh output itself.
+    The last norm is launched outside the graph, so that it writes the fresh output itself. A graph cannot be replayed
+    while another is captured: there the ops of `body` themselves become a part of the caller's graph.
     """
     # These import Triton.
     from rooflane.families.lean.pointwise import bind_add_norm
@@ -88,16 +130,19 @@ def _capture(body: Body, weights: PackedWeights, shape: Shape, device: torch.dev
         if "norm.weight" not in tensors:
 
             def launch_sum(stream: int, x: Tensor, mask: Tensor | None, out: Tensor) -> None:
-                graph.run(stream, x, mask)
+                residual, update = graph.run(stream, x, mask)
                 lean_sum(residual, update, mask, out)
 
             return launch_sum
         finish = bind_add_norm(residual, update, tensors["norm.weight"], tensors["norm.bias"], mask, out, eps)
 
         def launch(stream: int, x: Tensor, mask: Tensor | None, out: Tensor) -> None:
-            graph.run(stream, x, mask)
+            found = graph.run(stream, x, mask)
+            if found is not graph.result:
+                out.copy_(lean_finish(*found, mask, tensors, ops, out.dtype, eps))
+                return
             finish(stream, None if mask is None else mask.data_ptr(), out.data_ptr())
 
         return launch
 
-    return bound_forward(bind, weights, shape, device)
+    return bound_forward(bind, weights, shape, device, wide)

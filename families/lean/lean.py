@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rooflane.families.lean.attention_config import attention_config
-from rooflane.families.runtime.weights import PackedWeights
+from rooflane.families.runtime.half_range import half_obstacle
+from rooflane.families.runtime.weights import LiveWeights, PackedWeights
 from rooflane.shapes import Shape
 
 # Triton 3.6 compiles for nothing older.
@@ -41,26 +42,30 @@ def torch_add_norm(
 ) -> tuple[Tensor | None, Tensor]:  # fmt: skip
     """Compute `pointwise.add_norm` in torch ops, for a compiler to fuse or a CPU to run."""
     x = x.float() if update is None else x.float() + update.float()
-    out = functional.layer_norm(x, x.shape[-1:], weight, bias, eps).to(out_dtype)
+    out = functional.layer_norm(x, x.shape[-1:], weight.float(), bias.float(), eps).to(out_dtype)
     if mask is not None:
         out = out.masked_fill(~mask[:, :, None], 0)
     return (x if residual else None), out
 
 
-def torch_attention(qkv: Tensor, mask: Tensor | None, extent: Tensor | None, num_heads: int, causal: bool) -> Tensor:
-    """Compute `attention.attention` with `scaled_dot_product_attention`."""
-    batch, length, packed = qkv.shape
-    q, k, v = qkv.view(batch, length, 3, num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+def torch_attention(
+    qkv: Tensor | tuple[Tensor, Tensor, Tensor], mask: Tensor | None, extent: Tensor | None, num_heads: int,
+    causal: bool,
+) -> Tensor:  # fmt: skip
+    """Compute `attention.attention` with `scaled_dot_product_attention`; q, k and v may lie apart, `[B, S, D]` each."""
+    parts = qkv.chunk(3, dim=-1) if isinstance(qkv, Tensor) else qkv
+    q, k, v = (part.unflatten(-1, (num_heads, -1)).transpose(1, 2) for part in parts)
+    batch, length = q.shape[0], q.shape[2]
     if mask is None:
         context = functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
     else:
         visible = mask[:, None, None, :]
         if causal:
-            visible = visible & torch.ones(length, length, dtype=torch.bool, device=qkv.device).tril()
+            visible = visible & torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
         context = functional.scaled_dot_product_attention(q, k, v, attn_mask=visible)
         # A row that sees no key is an invalid token. 0 in place of its NaN protects later keys and values.
         context = torch.where(visible.any(-1, keepdim=True), context, 0.0)
-    return context.transpose(1, 2).reshape(batch, length, packed // 3)
+    return context.transpose(1, 2).reshape(batch, length, -1)
 
 
 TORCH_OPS = LeanOps(torch_add_norm, functional.gelu, torch_attention, lambda mask: None)
@@ -113,11 +118,54 @@ def pack_lean(model: nn.Module, operand_dtype: torch.dtype) -> dict[str, Tensor]
     return packed
 
 
+def view_lean(model: nn.Module) -> dict[str, Tensor]:
+    """Return the weights of `pack_lean` as views of the model's own memory, in its own number type.
+
+    Where q, k and v do not lie behind each other, they stand under names of their own.
+    """
+    views: dict[str, Tensor] = {}
+    for index, layer in enumerate(model.layers):
+        attention = layer.attention
+        projections = {name: getattr(attention, f"{name}_proj") for name in "qkv"}
+        together = {
+            part: _one_view([getattr(linear, part).detach() for linear in projections.values()])
+            for part in ("weight", "bias")
+        }
+        if all(view is not None for view in together.values()):
+            views |= {f"{index}.qkv.{part}": view for part, view in together.items()}
+        others = {"out": attention.out_proj, "ffn_in": layer.ffn_in, "ffn_out": layer.ffn_out}
+        apart = {} if f"{index}.qkv.weight" in views else projections
+        for name, source in {**apart, **others, "norm1": layer.norm1, "norm2": layer.norm2}.items():
+            views |= {f"{index}.{name}.{part}": getattr(source, part).detach() for part in ("weight", "bias")}
+    if model.final_norm is not None:
+        views |= {f"norm.{part}": getattr(model.final_norm, part).detach() for part in ("weight", "bias")}
+    return views
+
+
+def _one_view(parts: list[Tensor]) -> Tensor | None:
+    """Return contiguous tensors that lie behind each other in one memory as one, None where they do not."""
+    first = parts[0]
+    step = first.numel() * first.element_size()
+    for place, part in enumerate(parts):
+        if not part.is_contiguous() or part.shape != first.shape or part.data_ptr() != first.data_ptr() + place * step:
+            return None
+        if part.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
+            return None
+    return first.as_strided((len(parts) * first.shape[0], *first.shape[1:]), first.stride())
+
+
+def project(value: Tensor, weights: dict[str, Tensor], layer: int) -> Tensor | tuple[Tensor, ...]:
+    """Return q, k and v of a layer, packed `[.., 3 D]`, or one by one where their weights lie apart."""
+    names = [f"{layer}.qkv"] if f"{layer}.qkv.weight" in weights else [f"{layer}.{name}" for name in "qkv"]
+    found = tuple(functional.linear(value, weights[f"{name}.weight"], weights[f"{name}.bias"]) for name in names)
+    return found if len(found) > 1 else found[0]
+
+
 def lean_body(
     x: Tensor, mask: Tensor | None, weights: dict[str, Tensor], shape: Shape, ops: LeanOps, eps: float
 ) -> tuple[Tensor, Tensor]:
     """Return `(residual, update)` of the stack, both `[B, S, D]`. The final norm's input is their sum."""
-    operand_dtype = weights["0.qkv.weight"].dtype
+    operand_dtype = weights["0.out.weight"].dtype
     extent = None if mask is None else ops.mask_extent(mask)
 
     def linear(value: Tensor, name: str) -> Tensor:
@@ -131,7 +179,7 @@ def lean_body(
     for layer in range(shape.num_layers):
         kept, normed = norm(residual, update, f"{layer}.norm1")
         residual = residual if kept is None else kept
-        context = ops.attention(linear(normed, f"{layer}.qkv"), mask, extent, shape.num_heads, shape.causal)
+        context = ops.attention(project(normed, weights, layer), mask, extent, shape.num_heads, shape.causal)
         residual, normed = norm(residual, linear(context, f"{layer}.out"), f"{layer}.norm2")
         update = linear(ops.gelu(linear(normed, f"{layer}.ffn_in")), f"{layer}.ffn_out")
     return residual, update
@@ -154,6 +202,17 @@ def lean_sum(residual: Tensor, update: Tensor, mask: Tensor | None, out: Tensor)
     return out if mask is None else out.masked_fill_(~mask[:, :, None], 0)
 
 
-def packed_weights(model: nn.Module, operand_dtype: torch.dtype) -> PackedWeights:
-    """Return the model's lean weights, packed again when the originals change."""
-    return PackedWeights(model, lambda source: pack_lean(source, operand_dtype))
+def lean_weights(model: nn.Module, operand_dtype: torch.dtype, ops: LeanOps) -> PackedWeights | LiveWeights:
+    """Return the model's lean weights, which follow the originals.
+
+    Torch's ops read the model's own memory where the operands have its number type. Everything else reads packed
+    copies.
+    """
+    own = next(iter(model.parameters())).dtype
+    if ops is TORCH_OPS and operand_dtype == own:
+        return LiveWeights(model, view_lean)
+    # A float16 model has float16's range itself.
+    narrow = operand_dtype == torch.float16 != own
+    return PackedWeights(
+        model, lambda source: pack_lean(source, operand_dtype), half_obstacle if narrow else lambda source: None
+    )

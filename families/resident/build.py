@@ -9,8 +9,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from rooflane.families.lean.build import wide_forward
 from rooflane.families.resident.config import CAPABILITY, H200, ResidentConfig, Room
 from rooflane.families.runtime.bound import bound_forward
+from rooflane.families.runtime.half_range import half_obstacle
 from rooflane.families.runtime.host import missing_compiler
 from rooflane.families.runtime.weights import PackedWeights
 
@@ -35,6 +37,10 @@ def build_configured(
     model: nn.Module, device: torch.device, operands: torch.dtype, config: ResidentConfig, units: int
 ) -> Callable[[Tensor, Tensor | None], Tensor]:
     """Return the forward of one configuration on a device of so many multiprocessors."""
-    weights = PackedWeights(model, lambda source: config.pack(source, operands))
+    # A float16 model has float16's range itself.
+    narrow = operands == torch.float16 and config.shape.dtype != "float16"
+    weights = PackedWeights(
+        model, lambda source: config.pack(source, operands), half_obstacle if narrow else lambda source: None
+    )
     binder = config.binder(weights.tensors, operands, model.final_norm.eps, units)
-    return bound_forward(binder, weights, config.shape, device)
+    return bound_forward(binder, weights, config.shape, device, wide_forward(model, config.shape))

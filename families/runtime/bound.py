@@ -11,20 +11,25 @@ from torch import Tensor
 from rooflane.families.runtime.call_checks import DTYPES, aligned, check_call
 from rooflane.families.runtime.host import host_module
 from rooflane.families.runtime.launch import current_device, raw_stream
-from rooflane.families.runtime.weights import PackedWeights
+from rooflane.families.runtime.weights import CHANGED, UNFIT, PackedWeights
 from rooflane.shapes import Shape
 
 # A bound launch: `(stream, x, mask, out)` submits one call's work on a raw stream.
 Launch = Callable[[int, Tensor, Tensor | None, Tensor], None]
 # Binds the launch of calls like a sample `(x, mask, out)`.
 Bind = Callable[[Tensor, Tensor | None, Tensor], Launch]
+# A forward in the model's own number type.
+Wide = Callable[[Tensor, Tensor | None], Tensor]
 
 
 def bound_forward(
-    bind: Bind, weights: PackedWeights, shape: Shape, device: torch.device
+    bind: Bind, weights: PackedWeights, shape: Shape, device: torch.device, wide: Wide | None = None
 ) -> Callable[[Tensor, Tensor | None], Tensor]:
-    """Return `(x [B, S, D], mask [B, S] or None) -> [B, S, D]`, its common calls in C++ where that is built."""
-    forward = BoundForward(bind, weights, shape, device)
+    """Return `(x [B, S, D], mask [B, S] or None) -> [B, S, D]`, its common calls in C++ where that is built.
+
+    `wide` computes the calls while the weights do not fit the packed number type.
+    """
+    forward = BoundForward(bind, weights, shape, device, wide)
     module = host_module()
     return forward if module is None else forward.in_cpp(module)
 
@@ -32,8 +37,11 @@ def bound_forward(
 class BoundForward:
     """Run the launch that `bind(x, mask, out)` returns: one for calls with a mask, one for calls without."""
 
-    def __init__(self, bind: Bind, weights: PackedWeights, shape: Shape, device: torch.device) -> None:
+    def __init__(
+        self, bind: Bind, weights: PackedWeights, shape: Shape, device: torch.device, wide: Wide | None = None
+    ) -> None:
         self._bind = bind
+        self._wide = wide
         self._weights = weights
         self._shape = shape
         # The weights' device: "cuda" without a number means the current device, which changes.
@@ -66,7 +74,10 @@ class BoundForward:
         # The check of the weights' versions takes the host several us, during which the device works. In the rare case
         # of a change the call is launched again, with the new weights.
         launch(stream, x, mask, out)
-        if self._weights.refresh():
+        found = self._weights.refresh()
+        if found == UNFIT and self._wide is not None:
+            return self._wide(x, mask)
+        if found == CHANGED:
             launch(stream, x, mask, out)
         return out
 

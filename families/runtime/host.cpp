@@ -1,11 +1,13 @@
-// The host path of a call: the launch of a bound kernel, the common call of a bound forward, and the sum of the
-// versions of a model's weights. runtime/host.py builds this file at first use.
+// The host path of a call: the launch of a bound kernel, the common call of a bound forward, and the check
+// of a model's weights. runtime/host.py builds this file at first use.
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <array>
+#include <bit>
+#include <optional>
 #include <stdexcept>
 #include <vector>
 
@@ -14,6 +16,7 @@ namespace {
 constexpr int POINTERS = 3;      // a kernel's first parameters: x, mask and output
 constexpr int NO_CONTEXT = 201;  // CUDA_ERROR_INVALID_CONTEXT: this thread has not used the device yet
 constexpr uintptr_t ALIGNMENT = 16;
+constexpr int UNCHANGED = 0, UNFIT = 2;  // what a refresh of the weights returns; runtime/weights.py
 
 using Entry = int (*)(
     void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
@@ -139,8 +142,11 @@ struct Call {
         launch(stream, first, second, wrapped());
     };
     submit();
-    // The device works during the check of the weights. In the rare case of a change the call is launched again.
-    if (refresh().cast<bool>()) submit();
+    // The device works during the check of the weights. In the rare case of a change the call is launched again. Where
+    // the weights do not fit the kernel's number type, the path in Python takes the call.
+    const int found = refresh().cast<int>();
+    if (found == UNFIT) return {};
+    if (found != UNCHANGED) submit();
     return wrapped();
   }
 };
@@ -171,14 +177,107 @@ py::custom_type_setup collected() {
   });
 }
 
-int64_t sum_versions(const py::list &tensors) {
-  int64_t total = 0;
-  for (const py::handle item : tensors) {
-    if (!THPVariable_Check(item.ptr())) throw py::type_error("expected a list of tensors");
-    total += THPVariable_Unpack(item.ptr()).unsafeGetTensorImpl()->version_counter().current_version();
+// Compares a module's parts, parameters and settings with those it was made with, by identity, and reads the state of
+// its tensors' memory. The lists and tuples that hold the objects are kept, so that plain pointers stay valid.
+struct Watch {
+  struct Setting {
+    PyObject *owner, *name, *value;  // value is null where the owner has none
+  };
+  std::vector<std::pair<PyObject *, PyObject *>> types;
+  std::vector<std::pair<PyObject *, Py_ssize_t>> counts;
+  std::vector<std::pair<PyObject *, Py_ssize_t>> filled;
+  std::vector<PyObject *> contents, tensors;
+  std::vector<Setting> settings;
+  mutable std::vector<uint64_t> tags;
+  py::object held;
+
+  Watch(
+      const py::list &modules, const py::list &kinds, const py::list &counted, const std::vector<Py_ssize_t> &sizes,
+      const py::list &filled, const py::list &contents, const py::list &named, const py::list &tensors)
+      : held(py::make_tuple(modules, kinds, counted, filled, contents, named, tensors)) {
+    for (size_t i = 0; i < modules.size(); i++) types.emplace_back(item(modules, i), item(kinds, i));
+    for (size_t i = 0; i < counted.size(); i++) counts.emplace_back(item(counted, i), sizes.at(i));
+    for (size_t i = 0; i < filled.size(); i++)
+      if (const Py_ssize_t size = PyDict_Size(item(filled, i))) this->filled.emplace_back(item(filled, i), size);
+    for (size_t i = 0; i < contents.size(); i++) this->contents.push_back(item(contents, i));
+    for (size_t i = 0; i < named.size(); i++) {
+      PyObject *entry = item(named, i);
+      PyObject *value = PyTuple_GetItem(entry, 2);
+      settings.push_back({PyTuple_GetItem(entry, 0), PyTuple_GetItem(entry, 1), value});
+    }
+    for (size_t i = 0; i < tensors.size(); i++) {
+      if (!THPVariable_Check(item(tensors, i))) throw py::type_error("expected a list of tensors");
+      this->tensors.push_back(item(tensors, i));
+    }
   }
-  return total;
-}
+
+  static PyObject *item(const py::list &list, size_t index) { return PyList_GetItem(list.ptr(), index); }
+
+  std::array<py::object *, 1> parts() { return {&held}; }
+
+// Python 3.11 and 3.12 number the changes of every dictionary: one load tells that nothing was changed in it.
+#if PY_VERSION_HEX < 0x030D0000
+  bool untouched() const {
+    if (tags.empty()) return false;
+    for (size_t i = 0; i < counts.size(); i++)
+      if (tag(counts[i].first) != tags[i]) return false;
+    return true;
+  }
+
+  void note_untouched() const {
+    tags.clear();
+    for (const auto &[owner, count] : counts) tags.push_back(tag(owner));
+  }
+
+  static uint64_t tag(PyObject *owner) { return reinterpret_cast<PyDictObject *>(owner)->ma_version_tag; }
+#else
+  bool untouched() const { return false; }
+
+  void note_untouched() const {}
+#endif
+
+  bool same() const {
+    for (const auto &[module, kind] : types)
+      if (reinterpret_cast<PyObject *>(Py_TYPE(module)) != kind) return false;
+    if (untouched()) return true;
+    if (!same_contents()) return false;
+    note_untouched();
+    return true;
+  }
+
+  bool same_contents() const {
+    for (const auto &[owner, count] : counts)
+      if (PyDict_GET_SIZE(owner) != count) return false;
+    PyObject *const *expected = contents.data();
+    for (const auto &[owner, size] : filled) {
+      Py_ssize_t position = 0;
+      PyObject *value = nullptr;
+      for (Py_ssize_t i = 0; i < size; i++)
+        if (!PyDict_Next(owner, &position, nullptr, &value) || *expected++ != value) return false;
+    }
+    for (const Setting &setting : settings) {
+      PyObject *value = PyDict_GetItemWithError(setting.owner, setting.name);
+      if ((value == nullptr ? Py_None : value) != setting.value) return false;
+    }
+    return true;
+  }
+
+  // Returns a number that changes with the versions, addresses and strides of the tensors, or nothing when an object
+  // is another one.
+  std::optional<uint64_t> sign() const {
+    if (!same()) return std::nullopt;
+    uint64_t total = 0;
+    const auto mix = [&](uint64_t value) { total = (std::rotl(total, 23) ^ value) * 0x9E3779B97F4A7C15; };
+    for (PyObject *tensor : tensors) {
+      const c10::TensorImpl *impl = THPVariable_Unpack(tensor).unsafeGetTensorImpl();
+      // The first stride tells a matrix from its transpose.
+      const uint64_t stride = impl->dim() > 0 ? impl->strides()[0] : 0;
+      mix(impl->version_counter().current_version() ^ stride << 32);
+      mix(impl->has_storage() ? reinterpret_cast<uintptr_t>(impl->storage().data()) + impl->storage_offset() : 0);
+    }
+    return total;
+  }
+};
 
 }  // namespace
 
@@ -195,5 +294,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
            py::object, py::dict, py::object, py::object, py::object, py::object, at::Device, int, at::ScalarType,
            std::vector<int64_t>>())
       .def("__call__", &Call::operator(), py::arg("x"), py::arg("mask") = py::none());
-  module.def("sum_versions", &sum_versions);
+  py::class_<Watch>(module, "Watch", py::module_local(), collected<Watch>())
+      .def(py::init<
+           py::list, py::list, py::list, std::vector<Py_ssize_t>, py::list, py::list, py::list, py::list>())
+      .def("sign", &Watch::sign);
 }

@@ -109,7 +109,7 @@ def host_module() -> ModuleType | None:
     `Launcher(entry, function, grid, threads, shared_bytes, fixed, enter, held)` binds a kernel whose parameters are x,
     mask, output and the `fixed` bits. A call with a raw stream, x, mask or None, and output launches it, and raises
     `RuntimeError` when the driver refuses. On a thread without a context it calls `enter()` and launches again.
-    `Call(...)` is the common call of a `BoundForward`. `sum_versions(tensors)` sums their versions.
+    `Call(...)` is the common call of a `BoundForward`. `Watch(...)` is the comparison of a `ModelWatch`.
     """
     with _LOCK:
         return _host_module()

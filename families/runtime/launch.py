@@ -64,6 +64,7 @@ class StagedGraph:
         """Warm `body` up on a side stream, then capture it for tensors like `x` and `mask`."""
         # The fixed memory must be ordinary: inference tensors cannot be written outside inference mode.
         with torch.inference_mode(False), torch.no_grad():
+            self._body = body
             self._x = torch.zeros(x.shape, dtype=x.dtype, device=device)
             self._mask = None if mask is None else torch.ones(mask.shape, dtype=torch.bool, device=device)
             here = torch.cuda.current_stream(device)
@@ -87,10 +88,18 @@ class StagedGraph:
         )
         self._fixed = (self._x.data_ptr(), None if mask is None else self._mask.data_ptr(), *sizes)
 
-    def run(self, stream: int, x: Tensor, mask: Tensor | None) -> None:
-        """Stage `x` and `mask` (contiguous, 16-byte aligned) and replay, both on the current stream `stream`."""
+    def run(self, stream: int, x: Tensor, mask: Tensor | None) -> Any:
+        """Stage `x` and `mask` (contiguous, 16-byte aligned) and replay, both on the current stream `stream`.
+
+        Returns `result`. During the capture of another graph the body itself runs on the fixed memory, as it did when
+        it was compiled, and what it returns belongs to that graph.
+        """
         self._stage(stream, x.data_ptr(), None if mask is None else mask.data_ptr(), *self._fixed)
+        if _capturing():
+            with torch.inference_mode(False), torch.no_grad():
+                return self._body(self._x, self._mask)
         self._graph.replay()
+        return self.result
 
 
 @cache
@@ -110,4 +119,5 @@ def _missing(*arguments: int) -> int:
 # `() -> index of the current device` and `(device index) -> handle of its current stream`. These are torch's internal
 # functions: its public ones add a Python call, which costs every launch 0.2 us.
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", _missing)
+_capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", _missing)
 raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _missing)

@@ -185,3 +185,101 @@ def test_a_module_that_cannot_be_tried_is_refused(block, x, rules):
     block.activation = lambda x: x.missing
     with pytest.raises(OptimizeError, match="Block cannot be tried as module.x. .*AttributeError.*missing"):
         optimize(block, x, mapping=MAPPING, rules=rules)
+
+
+class Unread(Block):
+    """A block with one more part, which is the identity until it is trained, set or met."""
+
+    def __init__(self, kind: str, eps: float = 1e-5) -> None:
+        super().__init__(eps=eps)
+        self.kind = kind
+        if kind == "adapter":
+            self.a, self.b = nn.Linear(D, 2, bias=False), nn.Linear(2, F, bias=False)
+            nn.init.zeros_(self.b.weight)
+        elif kind == "layer scale":
+            self.gamma = nn.Parameter(torch.ones(D))
+        elif kind == "gate":
+            self.gate = nn.Parameter(torch.zeros(()))
+        elif kind == "buffer":
+            self.register_buffer("factor", torch.ones(1))
+        elif kind == "bias":
+            self.relative = nn.Parameter(torch.zeros(H, S, S))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        length = x.shape[1]
+        q, k, v = self.qkv(self.ln_1(x)).unflatten(-1, (3, H, -1)).permute(2, 0, 3, 1, 4)
+        mask = torch.ones(length, length, dtype=torch.bool).tril()
+        if self.kind == "window":
+            mask = mask.triu(-self.window)
+        if self.kind == "bias":
+            mask = self.relative[:, :length, :length].masked_fill(~mask, float("-inf"))
+        out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
+        update = self.proj(out)
+        if self.kind == "layer scale":
+            update = update * self.gamma
+        x = x + (update * self.factor if self.kind == "buffer" else update)
+        hidden = self.up(self.ln_2(x))
+        if self.kind == "adapter":
+            hidden = hidden + self.b(self.a(self.ln_2(x)))
+        update = self.down(functional.gelu(hidden))
+        return x + (update * (1 + self.gate.tanh()) if self.kind == "gate" else update)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("adapter", "a.weight, b.weight"),
+        ("layer scale", "gamma"),
+        ("gate", "gate"),
+        ("buffer", "factor"),
+        ("bias", "relative"),
+    ],
+)
+def test_a_part_that_is_the_identity_today_is_refused_by_name(kind, name, x, rules):
+    with pytest.raises(OptimizeError, match=rf"does not describe Unread.*check what it does not read \({name}\)"):
+        optimize(Unread(kind).eval(), x, mapping=replace(MAPPING, read=BlockMapping.read), rules=rules)
+
+
+@pytest.mark.parametrize("window", [8, 20, 60])
+def test_a_window_shorter_than_the_asked_sequences_is_found(window, rules):
+    block = Unread("window")
+    block.window = window
+    mapping = replace(MAPPING, read=BlockMapping.read)
+    with pytest.raises(OptimizeError, match="on an input of 64 tokens.*windows"):
+        optimize(block.eval(), torch.randn(1, 64, D), mapping=mapping, rules=rules)
+    x = torch.randn(1, window, D)
+    fast = optimize(block, x, mapping=mapping, rules=rules, on_unseen="build")
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), block(x), **TOLERANCE)
+        # Longer sequences are tried when they are met.
+        x = torch.randn(1, window + 4, D)
+        with pytest.warns(UserWarning, match="does not describe Unread"):
+            assert torch.equal(fast(x), block(x))
+
+
+def test_a_setting_that_changes_the_function_later_is_tried_again(block, x, rules):
+    fast = optimize(block, x, mapping=MAPPING, rules=rules)
+    with torch.no_grad():
+        fast(x)
+        block.causal = False
+        with pytest.warns(UserWarning, match="the module was changed after optimize.*does not describe Block"):
+            assert torch.equal(fast(x), block(x))
+        block.causal = True
+        torch.testing.assert_close(fast(x), block(x), **TOLERANCE)
+
+
+def test_a_part_of_the_users_own_that_trains_runs_the_blocks_forward(x, rules):
+    class DropPath(nn.Module):
+        drop_prob = 0.5
+
+        def forward(self, x):
+            return x * 2 if self.training else x
+
+    block = randomised(Block())
+    block.drop = DropPath().eval()
+    fast = optimize(block, x, mapping=MAPPING, rules=rules)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), block(x), **TOLERANCE)
+        block.drop.train()
+        with pytest.warns(UserWarning, match="training mode"):
+            assert torch.equal(fast(x), block(x))

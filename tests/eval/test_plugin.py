@@ -196,6 +196,36 @@ def test_a_wrong_shapes_marker_fails_the_collection_in_one_line(run, pytester):
     result.stdout.no_fnmatch_line("*Traceback*")
 
 
+FOREIGN = {
+    "names": "@pytest.mark.shapes('circle', 'square')\ndef test_it():\n    pass\n",
+    "numbers": "@pytest.mark.shapes(3, 4, sides=2)\ndef test_it(shape):\n    assert shape == 12\n",
+    "a fixture": "@pytest.mark.shapes('published.csv')\ndef test_it(shape):\n    assert shape == 12\n",
+    "parameters": "@pytest.mark.shapes('published.csv')\n@pytest.mark.parametrize('n, shape', [(1, 12)])\n"
+    "def test_it(n, shape):\n    assert shape == 12\n",
+    "the other marker": "@pytest.mark.rooflane('attic', north=True)\ndef test_it():\n    pass\n",
+    "the other marker without anything": "@pytest.mark.rooflane\ndef test_it():\n    pass\n",
+}
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_markers_that_a_project_means_otherwise_are_left_alone(run, pytester, declared):
+    if declared:
+        pytester.makeini("[pytest]\nmarkers =\n    shapes: of windows\n    rooflane: a roof\n")
+    head = "import pytest\n@pytest.fixture\ndef shape():\n    return 12\n"
+    pytester.makepyfile(**{f"test_{i}": head + source for i, source in enumerate(FOREIGN.values())})
+    run("def test_other():\n    pass\n").assert_outcomes(passed=len(FOREIGN) + 1)
+
+
+def test_a_project_with_such_markers_may_use_ours_too(run, pytester):
+    pytester.makeini("[pytest]\nmarkers =\n    shapes: of windows\n    rooflane: a roof\n")
+    source = (
+        "import pytest\n@pytest.mark.shapes('published.csv', ids=['2'])\n@pytest.mark.rooflane(atol=0.5)\n"
+        "def test_it(shape, gate):\n    assert shape.id == '2' and gate.atol == 0.5\n"
+        "@pytest.mark.rooflane('attic')\ndef test_wrong(gate):\n    pass\n"
+    )
+    run(source).assert_outcomes(passed=1, errors=1)
+
+
 GPU_TEST = "import pytest\n@pytest.mark.gpu\ndef test_it():\n    raise RuntimeError('ran')\n"
 
 

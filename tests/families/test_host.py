@@ -15,6 +15,7 @@ from rooflane.families.runtime import host
 from rooflane.families.runtime.call_checks import ALIGNMENT
 from rooflane.families.runtime.cuda_kernel import parameter_bits
 from rooflane.families.runtime.host import PythonLauncher, host_module
+from rooflane.families.runtime.watch import ModelWatch, StructureChanged
 from rooflane.families.runtime.weights import PackedWeights
 
 STREAM = 0xFEDC_BA98_7654
@@ -105,28 +106,71 @@ def test_parameter_bits():
         parameter_bits(2**31)
 
 
-def test_the_sum_of_versions_equals_pythons(compiled):
-    model = nn.TransformerEncoderLayer(16, 2, 16)
-    parameters = list(model.parameters())
-    sums = []
-    for change in range(4):
-        with torch.no_grad():
-            parameters[change].add_(1.0)
-            parameters[0].mul_(2.0)
-        sums.append(host_module().sum_versions(parameters))
-        assert sums[-1] == sum(parameter._version for parameter in parameters)
-    assert sums == sorted(set(sums)), "every change shows"
-    assert host_module().sum_versions([]) == 0
+def watched(module):
+    """Return a watch of a module whose comparison is in C++, as a model's on a GPU is."""
+    watch = ModelWatch(module)
+    watch._native = host_module().Watch
+    watch._take()
+    return watch
 
 
-def test_a_sum_over_anything_but_tensors_is_refused(compiled):
-    add = host_module().sum_versions
+CHANGES = {
+    "a version": lambda m: m.linear1.weight.mul_(2.0),
+    "an address": lambda m: setattr(m.linear1.weight, "data", torch.zeros(16, 16)),
+    "strides": lambda m: setattr(m.linear1.weight, "data", m.linear1.weight.data.t()),
+    "two exchanged addresses": lambda m: exchange(m.linear1.weight, m.linear2.weight),
+    "a parameter": lambda m: m.linear1._parameters.update(weight=torch.zeros(16, 16)),
+    "a part of the same kind": lambda m: setattr(m, "linear2", nn.Linear(16, 16)),
+}
+
+
+def exchange(one, other):
+    one.data, other.data = other.data, one.data
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["C++", "Python"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_watch_sees_other_weights_once(compiled, native, change):
+    module = nn.TransformerEncoderLayer(16, 2, 16)
+    watch = watched(module) if native else ModelWatch(module)
+    assert not watch.changed() and not watch.changed()
+    with torch.no_grad():
+        CHANGES[change](module)
+    assert watch.changed() and not watch.changed()
+
+
+def hook(module):
+    module.linear1.register_forward_hook(lambda *arguments: None)
+
+
+FUNCTIONS = {
+    "eps": lambda m: setattr(m.norm2, "eps", 0.1),
+    "heads": lambda m: setattr(m.self_attn, "num_heads", 4),
+    "activation": lambda m: setattr(m, "activation", torch.tanh),
+    "a hook": hook,
+    "a forward of its own": lambda m: setattr(m.linear1, "forward", torch.tanh),
+    "a deleted part": lambda m: delattr(m, "norm1"),
+    "a part of another kind": lambda m: setattr(m, "norm1", nn.RMSNorm(16)),
+    "a class": lambda m: setattr(m.linear1, "__class__", nn.Bilinear),
+    "a shape": lambda m: setattr(m, "linear1", nn.Linear(16, 8)),
+    "a buffer": lambda m: m.register_buffer("gate", torch.zeros(1)),
+}
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["C++", "Python"])
+@pytest.mark.parametrize("change", FUNCTIONS)
+def test_a_watch_names_another_function_every_time(compiled, native, change):
+    module = nn.TransformerEncoderLayer(16, 2, 16)
+    watch = watched(module) if native else ModelWatch(module)
+    FUNCTIONS[change](module)
+    for _ in range(2):
+        with pytest.raises(StructureChanged, match="were changed after the forward was built"):
+            watch.changed()
+
+
+def test_a_watch_over_anything_but_tensors_is_refused(compiled):
     with pytest.raises(TypeError, match="a list of tensors"):
-        add([torch.zeros(1), 3])
-    with pytest.raises(TypeError):
-        add((torch.zeros(1),))
-    with torch.inference_mode(), pytest.raises(RuntimeError, match="version counter"):
-        add([torch.zeros(1)])
+        host_module().Watch(*[[]] * 7, [torch.zeros(1), 3])
 
 
 def test_both_languages_have_one_alignment_and_one_status():

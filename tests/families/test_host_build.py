@@ -18,7 +18,7 @@ import pytest
 from rooflane.families.runtime import host
 from rooflane.families.runtime.host import find_ninja, host_build_pending, host_module
 
-LOAD = "from rooflane.families.runtime.host import host_module; print(host_module().sum_versions([]))"
+LOAD = "from rooflane.families.runtime.host import host_module; print(host_module().Watch(*[[]] * 8).sign())"
 # Takes the compiler's place: notes its target, waits while a file is there, and copies the library built for the tests.
 COMPILER = """#!{python}
 import os, shutil, sys, time
@@ -87,7 +87,7 @@ def fresh_process(monkeypatch):
 
 
 def works(module) -> bool:
-    return module is not None and module.sum_versions([]) == 0
+    return module is not None and module.Watch(*[[]] * 8).sign() == 0
 
 
 def object_and_library(builds) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rooflane.families import get_family
-from rooflane.families.runtime import bound, cuda_kernel, weights
+from rooflane.families.runtime import bound, cuda_kernel, watch
 from rooflane.families.runtime.host import host_module
 from rooflane.shapes import Shape
 
@@ -24,7 +24,7 @@ TOLERANCE = 8e-3
 @pytest.fixture(params=["C++", "Python"], autouse=True)
 def language(request, monkeypatch):
     if request.param == "Python":
-        for module in (bound, cuda_kernel, weights):
+        for module in (bound, cuda_kernel, watch):
             monkeypatch.setattr(module, "host_module", lambda: None)
     elif host_module() is None:
         pytest.skip("needs a C++ compiler")

@@ -67,6 +67,45 @@ def test_another_shape_fails_every_element():
     assert "(2, 3)" in result.reason
 
 
+def test_the_worst_element_is_one_that_fails():
+    ref = torch.tensor([[1000.0, 0.0, 1.0, 2.0]])
+    out = ref + torch.tensor([[15.0, 0.01, 0.03, 0.0]])  # 15 is within 2 %; 0.01 is 5 times the tolerance, 0.03 1.5
+    result = check_gate(out, ref)
+    assert (result.worst_index, result.max_abs, result.failed) == ((0, 1), 15.0, 2)
+    assert result.ref_at_worst == 0.0
+    out[0, 2] = math.nan
+    assert check_gate(out, ref).worst_index == (0, 2), "what is not finite comes first"
+    assert check_gate(ref + torch.tensor([[15.0, 0.0, 0.0, 0.0]]), ref).worst_index == (0, 0), "none fails"
+
+
+def test_the_worst_failing_element_is_found_over_chunks(monkeypatch):
+    monkeypatch.setattr(gate, "CHUNK_ELEMENTS", 1)
+    ref = torch.zeros(3 * gate.TILE, 1)
+    ref[0], out = 1000.0, ref.clone()
+    out[0] = 1010.0
+    out[gate.TILE + 5] += 0.01
+    out[2 * gate.TILE + 7] += 0.02
+    assert check_gate(out, ref).worst_index == (2 * gate.TILE + 7, 0)
+
+
+KINDS = [torch.complex64, torch.int64, torch.bool, torch.uint8]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("side", ["output", "reference"])
+def test_another_kind_of_number_fails_every_element(kind, side):
+    ones, others = torch.ones(2, 3), torch.ones(2, 3).to(kind)
+    result = check_gate(others, ones) if side == "output" else check_gate(ones, others)
+    assert not result.passed and result.failed == 6 and str(kind) in result.reason
+
+
+def test_integers_are_compared_exactly():
+    ref = torch.full((2, 2), 2**40)
+    assert check_gate(ref, ref).passed and check_gate(ref, ref + 1, rtol=0.0).failed == 4
+    assert not check_gate(ref.to(torch.complex64), ref.to(torch.complex64)).passed, "no complex ones"
+    assert check_gate(torch.ones(2, 2).bfloat16(), torch.ones(2, 2)).passed, "floating-point types mix"
+
+
 def test_one_bad_tile_of_many_is_named():
     ref = torch.ones(512, 300)
     out = ref.clone()
