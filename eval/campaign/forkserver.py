@@ -40,7 +40,8 @@ from rooflane.eval.worker.process import add_working_folder, module_command
 # Read by pytest's own children alone; it changes with every test and would cost a server each.
 IGNORED_VARIABLES = ("PYTEST_CURRENT_TEST",)
 START_TIMEOUT_S = 300
-FDS_AT_MOST = 64
+# What one message may carry on Linux (SCM_MAX_FD).
+FDS_AT_MOST = 253
 
 _server: ForkServer | None = None
 

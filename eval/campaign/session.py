@@ -203,7 +203,8 @@ class ShapeSession:
             return None
         builds = isinstance(request, protocol.Build)
         if isinstance(request, protocol.Call) and request.promise:
-            builds = PROMISES[request.promise].builds
+            promise = PROMISES.get(request.promise)
+            builds = promise is not None and promise.builds
         limit = max(BUILD_LIMIT_S if builds else CALL_LIMIT_S, EAGER_CALLS * self.eager_s)
         # A second model may take what the first one took, on a host that has become slower.
         first = self.context.setup_s.get(request.arm, 0.0) if builds else 0.0

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from rooflane.eval.check.promises import KEPT_CALLS, KEPT_SEEDS, PROMISES, OutputChanged, Promise, other_weights
+from rooflane.eval.check.promises import HELD, KEPT_CALLS, KEPT_SEEDS, PROMISES, OutputChanged, Promise, other_weights
 
 if TYPE_CHECKING:
     import torch
@@ -249,6 +249,26 @@ def _second_model(trial: Trial) -> tuple[Any, Given]:
     return other.forward(*inputs), inputs
 
 
+def _held_stream(trial: Trial) -> tuple[Any, Given]:
+    import torch
+
+    from rooflane.eval.check.held_stream import call_held
+
+    inputs, other = trial.draw(), trial.draw("swapped")
+    kept: list[Tensor] = []
+
+    def draw(attempt: int) -> Given:
+        # Where an earlier attempt left the answer in memory, two calls on other inputs overwrite it.
+        for _ in range(2 * (attempt > 0)):
+            trial.call(other)
+        return inputs
+
+    _, out = call_held(trial.arm.forward, draw, lambda out: kept.append(trial.pack(out).clone()))
+    if not torch.equal(kept[-1], trial.pack(out)):
+        raise OutputChanged("the output changed after its stream had passed it: work was left on another stream")
+    return out, inputs
+
+
 _TRIALS: dict[str, Callable[[Trial], tuple[Any, Given]]] = {
     "kept output": _kept_output,
     "kept outputs": _kept_outputs,
@@ -259,6 +279,7 @@ _TRIALS: dict[str, Callable[[Trial], tuple[Any, Given]]] = {
     "other strides": _other_strides,
     "odd offset": _odd_offset,
     "other stream": _other_stream,
+    HELD: _held_stream,
     "weights moved": _weights_moved,
     "weights loaded": _weights_loaded,
     "weights updated": _weights_updated,

@@ -39,7 +39,7 @@ def write_file(path: Path, content: str | bytes) -> None:
     except OSError as error:
         with suppress(OSError):
             fresh.unlink()
-        raise EvaluationError(f"{path}: cannot be written ({error.strerror}); name another place") from None
+        raise EvaluationError(f"{path}: cannot be written ({error.strerror}); check that the path exists") from None
 
 
 def _mode_of(path: Path) -> int | None:

@@ -47,7 +47,6 @@ FLAGS = {
         "medium",
     ),
     "the number of threads": (torch.get_num_threads, torch.set_num_threads, 3),
-    "the default dtype": (torch.get_default_dtype, torch.set_default_dtype, torch.float64),
     "math attention": (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp, False),
 }
 

@@ -298,7 +298,13 @@ def test_help_shows_every_word_of_every_options_text(rooflane, monkeypatch):
             shown += bool(text)
             defaults |= set(re.findall(r"\[[^\]]+\]", text))
     assert shown > 60
-    assert {"[dispatched]", "[every control]", "[one each]", "[from the nulls]", "[your own store]"} <= defaults
+    assert {
+        "[dispatched; optimize]",
+        "[every control]",
+        "[one each]",
+        "[from the nulls]",
+        "[your own store]",
+    } <= defaults
 
 
 NAMES = ["prefill[long]", "[bold]fat[/bold]", "x[/red]", ":smile:"]

@@ -64,7 +64,11 @@ def test_the_template_is_right_and_keeps_every_promise(
     copy_model_weights(reference, model)
     candidate = parse_candidate(str(tmp_path / f"{style}_{path}.py"))
     forward, weights = build_candidate(candidate, Plan(), model, shape, device)
-    found = verify_here(forward, weights, reference, shape, device, seed=3, trials=2)
+
+    def make(model):
+        return build_candidate(candidate, Plan(), model, shape, device, again=True)
+
+    found = verify_here(forward, weights, reference, shape, device, make=make, seed=3, trials=2)
     assert (found.status, found.reason, found.contract) == ("ok", "", [])
     assert found.gate.use < 1
 

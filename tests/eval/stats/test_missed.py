@@ -43,7 +43,7 @@ def test_a_missed_check_makes_the_run_incomplete_and_is_named_everywhere(run):
     # The times are as good as ever; what they are worth is open.
     assert (headline.verdict, headline.ratio_verdict) == ("none", "faster")
     assert headline.why == f"4 checks were not run {named} (shape b)"
-    assert "4 checks were not run" in headline_lines(summary)[0]
+    assert "4 checks were not run" in headline_lines(summary)[0][0]
     assert [row[2] for row in finding_table(summary).rows] == [f"not run: {line}" for line in MISSED]
 
 
