@@ -58,6 +58,7 @@ class Worker:
         self.busy = False
         self._core = FastCore()
         self._outside: Outside | None = None
+        self._windows: Windows | None = None
 
     def handle(self, request: protocol.Request) -> protocol.Message | Called:
         """Answer a request; whatever raises, the harness included, becomes a `Failed` or `Wrong` answer."""
@@ -138,7 +139,8 @@ class Worker:
         self._handlers = dict(self._own)
         self._set_busy_wait(False)
         if self.subject:
-            self.subject = None
+            # The windows hold the subject, and with it every arm's memory.
+            self.subject = self._windows = None
             free_memory(self.device)
 
     def busy_wait(self, request: protocol.BusyWait) -> protocol.Done:

@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rooflane.dispatch import RuleError, parse_rules
@@ -37,6 +37,8 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 PLAIN = st.one_of(st.booleans(), st.integers(-(2**62), 2**62), st.floats(allow_nan=False, allow_infinity=False), TEXT)
 
 
+# Drawing the texts takes over a second where another process has the core.
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(name=TEXT, because=TEXT, options=st.dictionaries(TEXT, PLAIN, max_size=3))
 def test_any_row_is_read_back_as_it_was(name, because, options):
     row = NEW | {"name": name, "because": because, "options": options}

@@ -4,7 +4,8 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
-from time import monotonic
+from pathlib import Path
+from time import monotonic, sleep
 
 import pytest
 import torch
@@ -25,6 +26,9 @@ def thread():
     yield one
     stop.set()
     one.join()
+    # The system lists a thread for a moment after Python has joined it.
+    while Path(f"/proc/self/task/{one.native_id}").exists():
+        sleep(0.001)
 
 
 @contextmanager
