@@ -67,8 +67,8 @@ class Problem:
 
     @property
     def brief(self) -> str:
-        """The inputs, for a line of progress."""
-        text = ", ".join(self.inputs) or "no inputs"
+        """The inputs, for a line of progress; the file's name until they are known."""
+        text = ", ".join(self.inputs) or Path(self.file).name
         return text if len(text) <= LABEL_CHARACTERS else f"{text[:LABEL_CHARACTERS]}…"
 
     def label(self) -> str:

@@ -103,8 +103,8 @@ def eval_command(
     candidate: Annotated[
         list[str] | None,
         typer.Option(
-            help="dispatched, FAMILY, FAMILY:key=value,... or FILE.py[:name]; of a problem: optimize, half, compile, "
-            "FILE.py[:name], or a folder with a file for each problem; repeatable.  [dispatched; optimize]"
+            help="dispatched, FAMILY, FAMILY:key=value,... or FILE.py[:name]; of a problem: optimize (the default), "
+            "half, compile, FILE.py[:name], or a folder with a file for each problem; repeatable.  [dispatched]"
         ),
     ] = None,
     control: Annotated[

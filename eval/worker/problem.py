@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from rooflane.eval.worker.candidates import one_line, place
-from rooflane.shapes import Problem
+from rooflane.shapes import DTYPE_BYTES, Problem
 
 Given = tuple[Any, ...]
 PLAIN_VALUES = (int, float, bool, str, type(None))
@@ -202,10 +202,13 @@ def cast_floats(parts: Any, dtype: torch.dtype) -> Any:
 
 
 def model_dtype(model: nn.Module, inputs: Given) -> str:
-    """Return the name of the dtype that most of a module's weights have, of its inputs where it has none."""
+    """Return the dtype of most of a module's weights, of its inputs where it has none, among those with a matrix rate.
+
+    It is float32 where there is none of them: a device profile has no rate for float64.
+    """
     sizes: dict[str, int] = {}
     for part in (*model.parameters(), *(part for part in inputs if isinstance(part, Tensor))):
-        if part.is_floating_point():
-            name = str(part.dtype).removeprefix("torch.")
+        name = str(part.dtype).removeprefix("torch.")
+        if name in DTYPE_BYTES:
             sizes[name] = sizes.get(name, 0) + max(1, math.prod(part.shape))
     return max(sizes, key=sizes.get, default="float32")

@@ -98,6 +98,18 @@ def test_integer_inputs_are_described_and_evaluated_in_float64(problem_of, descr
 
 
 @pytest.mark.parametrize(
+    ("inputs", "dtype"),
+    [
+        ("[torch.randn(4, 6).half()]", "float16"),
+        ("[torch.randn(4, 6).double()]", "float32"),  # no profile has a rate for float64
+        ("[torch.randint(0, 9, (4, 6)), torch.randn(4, 6).bfloat16()]", "bfloat16"),
+    ],
+)
+def test_the_dtype_of_a_problem_is_one_with_a_matrix_rate(problem_of, describe_here, inputs: str, dtype: str):
+    assert describe_here(problem_of("def forward(self, *x): return x[-1] + 1", inputs)).problem.dtype == dtype
+
+
+@pytest.mark.parametrize(
     ("forward", "said"),
     [
         ("return x.argmax(-1)", "its outputs are no floating-point numbers"),
