@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from rooflane.baseline import reference_numerics
 from rooflane.dispatch import classify, load_profile
 from rooflane.eval.campaign.launch import Buffer
 from rooflane.eval.campaign.session import ArmJudge, ArmWorker
@@ -45,6 +46,8 @@ def verify_here():
     """
 
     def check(forward, weights, reference, shape, device=CPU, make=None, **options) -> Verification:
+        # The gate is made for the baseline as the evaluator runs it: with TF32 on a GPU.
+        reference_numerics(torch.device(device))
         buffer = Buffer()
         try:
             subject = Subject(shape, device, load_profile("cpu"), None, reference, SharedBytes(buffer.descriptor))

@@ -299,7 +299,7 @@ def test_help_shows_every_word_of_every_options_text(rooflane, monkeypatch):
             defaults |= set(re.findall(r"\[[^\]]+\]", text))
     assert shown > 60
     assert {
-        "[dispatched; optimize]",
+        "[dispatched]",
         "[every control]",
         "[one each]",
         "[from the nulls]",

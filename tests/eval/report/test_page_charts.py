@@ -41,7 +41,7 @@ RECORDS = ["h200-published", "h200-lanes", "h200-half", "h200-bf16", "h200-cap30
 SVG = "{http://www.w3.org/2000/svg}"
 # The record of each plot in briefs/plots. The README's chart has the run of the README's table.
 COMMITTED = {
-    "h200-latency": "h200-campaign-3",
+    "h200-latency": "h200-six",
     "h200-roofline": "h200-campaign-1",
     "h200-regimes": "h200-campaign-1",
     "h200-fp64": "h200-campaign-1",
