@@ -57,6 +57,8 @@ _equal = torch.equal
 # The inputs of one call; a part may be no tensor.
 Given = tuple[Any, ...]
 
+# torch.compile puts these into the module of the function that it compiles, and takes them out again.
+COMPILED_NAMES = ("__compiled_fn_", "__resume_at_")
 WATCHED_PACKAGES = ("rooflane.eval.", "rooflane.baseline.")
 
 
@@ -177,7 +179,7 @@ def _functions() -> dict[str, Any]:
         if module_name.startswith(WATCHED_PACKAGES) and isinstance(module, ModuleType):
             marks[module_name] = id(module)
             for name, value in list(vars(module).items()):
-                if callable(value):
+                if callable(value) and not name.startswith(COMPILED_NAMES):
                     marks[f"{module_name}.{name}"] = _mark(value)
                 if isinstance(value, type) and value.__module__ == module_name:
                     for method, function in list(vars(value).items()):

@@ -23,6 +23,14 @@ def test_a_replaced_function_is_named(monkeypatch, owner, name):
     assert name in line
 
 
+@pytest.mark.parametrize("name", ["__compiled_fn_1_79a7", "__resume_at_12_3"])
+def test_what_the_compiler_puts_into_a_module_and_takes_out_again_is_no_finding(monkeypatch, name):
+    monkeypatch.setattr(clock, name, lambda: None, raising=False)
+    state = ProcessState()
+    monkeypatch.delattr(clock, name)
+    assert state.changes() == []
+
+
 def test_code_put_into_a_function_of_the_harness_is_seen(monkeypatch):
     state = ProcessState()
 

@@ -79,7 +79,9 @@ out = torch.empty_like(x)
 choose(one, H200).config.binder(packed, torch.float16, 1e-5, 132)(x, None, out)(0, x, None, out)
 assert torch.equal(x, out)
 handed = []
-build.bound_forward = lambda bind, weights, shape, device: handed.append((shape, weights.tensors["weights"].shape))
+build.bound_forward = lambda bind, weights, shape, device, wide: handed.append(
+    (shape, weights.tensors["weights"].shape)
+)
 SPEC.build(model, one, torch.device("cpu"))
 assert handed == [(one, (16,))]
 print(build.__file__)
