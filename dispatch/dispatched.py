@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -154,7 +154,7 @@ class Dispatched(nn.Module):
                 self._built.put(key, self._build(key))
 
     def _check(self, shape: Shape, dtype: torch.dtype) -> None:
-        for name in (field.name for field in fields(Sizes) if field.name != "final_norm"):
+        for name in (field.name for field in fields(Sizes) if field.name != "form"):
             own = getattr(self._sizes, name)
             if own is not None and own != getattr(shape, name):
                 raise OptimizeError(
@@ -172,7 +172,7 @@ class Dispatched(nn.Module):
 
     def shape_of(self, x: Tensor, causal: bool) -> Shape:
         """Return the shape of a call with `x [B, S, D]`; raises `ShapeError` for sizes no shape has."""
-        own = {name: value for name, value in asdict(self._sizes).items() if name not in ("causal", "final_norm")}
+        own = {name: value for name, value in vars(self._sizes).items() if name not in ("causal", "form")}
         batch, length = x.shape[:2]
         name = f"{batch}x{length}"
         return Shape(id=name, batch_size=batch, seq_len=length, causal=causal, dtype=DTYPE_NAMES[x.dtype], **own)
@@ -314,7 +314,7 @@ class Dispatched(nn.Module):
     def _route(self, shape: Shape, device: torch.device) -> Route:
         given = self._request.profile
         profile = given if given is not None and given.kind == device.type else profile_of(device)
-        return route(shape, profile, self._request.rules, final_norm=self._sizes.final_norm)
+        return route(shape, profile, self._request.rules, self._sizes.form)
 
     def _build(self, key: Key) -> Built:
         shape = self._asked.get(key) or self.shape_of(
@@ -384,7 +384,7 @@ class DispatchedTransformer(Dispatched, BaselineTransformer):
                     f"layers.{index}.attention has other heads or another scale than the config: "
                     f"{attention.num_heads} heads of {attention.head_dim}, scale {attention.scale:g}"
                 )
-        return Sizes(config.d_model, config.num_heads, config.ffn_dim, config.num_layers, config.causal, True)
+        return Sizes(config.d_model, config.num_heads, config.ffn_dim, config.num_layers, config.causal)
 
     def forward(self, x: Tensor, valid_token_mask: Tensor | None = None) -> Tensor:
         """Return the stack's output `[B, S, D]` for `x [B, S, D]` and `valid_token_mask [B, S]` bool or None."""

@@ -10,7 +10,7 @@ from rooflane.dispatch.profile import Profile
 from rooflane.dispatch.rules import Rule, RuleTable, facts
 from rooflane.dispatch.units import duration, size
 from rooflane.families import FamilySpec, registry
-from rooflane.shapes import Shape
+from rooflane.shapes import PUBLISHED, Form, Shape
 
 
 class RouteError(ValueError):
@@ -74,12 +74,11 @@ class Route:
         return "\n".join(lines)
 
 
-def route(shape: Shape, profile: Profile, rules: RuleTable, *, final_norm: bool = True) -> Route:
+def route(shape: Shape, profile: Profile, rules: RuleTable, form: Form = PUBLISHED) -> Route:
     """Return the first rule that matches the shape and whose family can build it on the device.
 
-    A matching rule is passed over when its family does not support the shape or needs more memory than the device
-    has, or when the model ends without a LayerNorm (`final_norm=False`) and the family cannot leave it out. Raises
-    `RouteError` with every reason when no rule can serve.
+    A matching rule is passed over when its family does not support the shape, does not compute the layers' form, or
+    needs more memory than the device has. Raises `RouteError` with every reason when no rule can serve.
     """
     classification = classify(shape, profile)
     families = registry.load_families()
@@ -89,10 +88,10 @@ def route(shape: Shape, profile: Profile, rules: RuleTable, *, final_norm: bool 
         reason = rule.mismatch(known)
         if reason is None:
             spec = families[rule.family]
-            reason = refusal(spec, shape, profile, rule.options, final_norm=final_norm)
+            reason = refusal(spec, shape, profile, rule.options, form)
             if reason is None:
                 others = [other for name, other in families.items() if name != rule.family]
-                rejected += [_passed_over(other, shape, profile, rule, final_norm) for other in others]
+                rejected += [_passed_over(other, shape, profile, rule, form) for other in others]
                 return Route(
                     shape=shape,
                     profile=profile.name,
@@ -114,12 +113,10 @@ def route(shape: Shape, profile: Profile, rules: RuleTable, *, final_norm: bool 
 
 
 def refusal(
-    spec: FamilySpec, shape: Shape, profile: Profile, options: dict[str, Any], *, final_norm: bool = True
+    spec: FamilySpec, shape: Shape, profile: Profile, options: dict[str, Any], form: Form = PUBLISHED
 ) -> str | None:
     """Return why the family cannot build the shape on the device, or None when it can."""
-    if not final_norm and not spec.final_norm_optional:
-        return "it always ends with a LayerNorm, and the model has none"
-    reason = spec.supports(shape, profile)
+    reason = spec.refuse_form(form) or spec.supports(shape, profile)
     if reason is not None:
         return reason
     needed = spec.peak_bytes(shape, profile, **options)
@@ -128,8 +125,8 @@ def refusal(
     return None
 
 
-def _passed_over(spec: FamilySpec, shape: Shape, profile: Profile, rule: Rule, final_norm: bool) -> Rejection:
-    reason = refusal(spec, shape, profile, {}, final_norm=final_norm)
+def _passed_over(spec: FamilySpec, shape: Shape, profile: Profile, rule: Rule, form: Form) -> Rejection:
+    reason = refusal(spec, shape, profile, {}, form)
     if reason is None:
         cost = _cost(spec.predict_s(shape, profile), spec.peak_bytes(shape, profile))
         reason = f"could serve ({cost}), but the rule {rule.name} matched first"

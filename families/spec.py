@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from rooflane.families.resources.kernel_case import KernelCase
-from rooflane.shapes import Shape
+from rooflane.shapes import PUBLISHED, Form, Shape
 
 if TYPE_CHECKING:
     from torch import Tensor, device, nn
@@ -50,14 +50,19 @@ class FamilySpec(ABC):
     options: ClassVar[Mapping[str, str]] = {}
     # For an option, a function that returns None for a valid value, else what the value must be.
     option_checks: ClassVar[Mapping[str, Callable[[Any], str | None]]] = {}
-    # Whether `build` takes models whose `final_norm` is None.
-    final_norm_optional: ClassVar[bool] = False
     # Whether a build runs torch.compile.
     compiles: ClassVar[bool] = False
 
     @abstractmethod
     def supports(self, shape: Shape, profile: Limits) -> str | None:
         """Return None when the shape can be built for the device, else the reason on one line."""
+
+    def refuse_form(self, form: Form) -> str | None:
+        """Return None when `build` takes stacks of this form, else the reason on one line."""
+        if form == PUBLISHED:
+            return None
+        differences = ", ".join(form.differences())
+        return f"it computes pre-norm layers with exact GELU and a final norm; the model has {differences}"
 
     @abstractmethod
     def peak_bytes(self, shape: Shape, profile: Limits, **options: Any) -> int:

@@ -23,6 +23,7 @@ from rooflane.dispatch.adapters.checks import (
 )
 from rooflane.dispatch.adapters.mapping import BlockMapping, Call, OptimizeError, Sizes, WeightsAt
 from rooflane.dispatch.dispatched import Built, Dispatched, Key
+from rooflane.shapes import Form
 
 # Largest difference allowed when a mapping is tried in float64, in units of what the module adds to x: a softmax that
 # the module takes in float32 passes; the tanh form of GELU, at about 1e-4, does not.
@@ -121,7 +122,7 @@ def _describe(model: nn.Module, mapping: BlockMapping) -> Sizes:
     check_eval(model)
     check_hooks(model)
     check_parameters(model)
-    return Sizes(*found[0], len(blocks), None, bool(mapping.final_norm))
+    return Sizes(*found[0], len(blocks), None, Form(final_norm=bool(mapping.final_norm)))
 
 
 def _check_sizes(view: SimpleNamespace, width: int, heads: int, ffn: int, where: str) -> None:

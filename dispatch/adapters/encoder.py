@@ -22,6 +22,7 @@ from rooflane.dispatch.adapters.checks import (
 )
 from rooflane.dispatch.adapters.mapping import BlockMapping, Call, OptimizeError, Sizes, Unserved, WeightsAt, weights_at
 from rooflane.dispatch.dispatched import Dispatched
+from rooflane.shapes import Form
 
 _PACKED = ("self_attn.in_proj_weight", "self_attn.in_proj_bias")
 ENCODER_LAYER = BlockMapping(
@@ -148,19 +149,19 @@ class DispatchedEncoder(_EncoderCalls, nn.TransformerEncoder):
 
     def view(self, config: TransformerConfig) -> Any:
         """Return the encoder's weights as a baseline's."""
-        mapping = replace(ENCODER_LAYER, layers="layers", final_norm="norm" if self._sizes.final_norm else "")
+        mapping = replace(ENCODER_LAYER, layers="layers", final_norm="norm" if self._sizes.form.final_norm else "")
         return StackView(self._model, mapping, config)
 
 
 def sizes_of(model: nn.Module, layers: list[nn.Module], *, final_norm: bool) -> Sizes:
     """Return the sizes of a stack of encoder layers, all alike."""
     found = [
-        Sizes(layer.self_attn.embed_dim, layer.self_attn.num_heads, layer.linear1.out_features, len(layers), None, True)
+        Sizes(layer.self_attn.embed_dim, layer.self_attn.num_heads, layer.linear1.out_features, len(layers), None)
         for layer in layers
     ]
     if len(set(found)) > 1:
         raise OptimizeError(f"the layers of {type(model).__name__} differ in size; the families take equal ones")
-    return replace(found[0], final_norm=final_norm)
+    return replace(found[0], form=Form(final_norm=final_norm))
 
 
 def read_causal(mask: Tensor | None, is_causal: bool | None, x: Tensor) -> bool:

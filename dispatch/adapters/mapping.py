@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rooflane.dispatch.profile import Profile
 from rooflane.dispatch.rules import RuleTable
+from rooflane.shapes import PUBLISHED, Form
 
 if TYPE_CHECKING:
     import torch
@@ -34,14 +35,14 @@ class Unserved(Exception):
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a module fixes of every shape it can be called with; `causal` is None where each call says."""
+    """What a module fixes of every call: sizes, the form of its layers; `causal` is None where each call says."""
 
     d_model: int
     num_heads: int
     ffn_dim: int
     num_layers: int
     causal: bool | None
-    final_norm: bool
+    form: Form = PUBLISHED
 
 
 @dataclass(frozen=True)
@@ -60,13 +61,15 @@ class WeightsAt:
     """Where a projection's weight and bias lie: dotted paths from the block.
 
     `part = (index, count)` takes one of `count` equal parts of the output features (packed q, k, v); `transposed` is
-    for weights stored `[in, out]`, as transformers' Conv1D does. A bias that is None or missing counts as zeros.
+    for weights stored `[in, out]`, as transformers' Conv1D does. `scale` is the path of a factor `[out]` on the output
+    features (LayerScale), "" where there is none. A bias that is None or missing counts as zeros.
     """
 
     weight: str
     bias: str
     part: tuple[int, int] = (0, 1)
     transposed: bool = False
+    scale: str = ""
 
 
 def weights_at(path: str, part: tuple[int, int] = (0, 1), *, transposed: bool = False) -> WeightsAt:

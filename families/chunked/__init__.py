@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rooflane.families.lean.cost import HALF, SINGLE, lean_predict_s, operand_name, weight_elements
 from rooflane.families.spec import FamilySpec, Limits, operands, positive
-from rooflane.shapes import Shape
+from rooflane.shapes import Form, Shape
 
 if TYPE_CHECKING:
     from torch import device, nn
@@ -39,7 +40,6 @@ class Chunked(FamilySpec):
 
     name = "chunked"
     summary = "the lean forward over batch and sequence chunks within a scratch budget"
-    final_norm_optional = True
     options = {
         "operand_dtype": "GEMM operands: float16 or bfloat16; by default what suits the model and device",
         "budget_gib": f"scratch bound in GiB, {BUDGET_GIB:g} unless given",
@@ -48,6 +48,9 @@ class Chunked(FamilySpec):
 
     def supports(self, shape: Shape, profile: Limits) -> str | None:
         return None
+
+    def refuse_form(self, form: Form) -> str | None:
+        return super().refuse_form(replace(form, final_norm=True))
 
     def peak_bytes(self, shape: Shape, profile: Limits, *, budget_gib: float = BUDGET_GIB, **options: Any) -> int:
         """Return the most device bytes in use during one call: weights twice, input, output, scratch."""

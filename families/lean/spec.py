@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from rooflane.families.lean.attention_config import LADDER
 from rooflane.families.lean.cost import lean_peak_bytes, lean_predict_s
 from rooflane.families.resources.kernel_case import ARCHITECTURES, KernelCase, TritonCase
 from rooflane.families.spec import FamilySpec, Limits, operands, true_or_false
-from rooflane.shapes import Shape
+from rooflane.shapes import Form, Shape
 
 if TYPE_CHECKING:
     from torch import device, nn
@@ -31,7 +32,6 @@ GELU_TYPES = {"x_ptr": "*fp16", "out_ptr": "*fp16", "elements": "i32"}
 class LeanSpec(FamilySpec):
     """A family whose forward is the lean one. A subclass sets its name and summary, and what it supports."""
 
-    final_norm_optional = True
     options = {
         "operand_dtype": "GEMM operands: float16 or bfloat16; by default what suits the model and device",
         "captured": "true (default) replays a CUDA graph, false launches op by op; no effect on a CPU",
@@ -40,6 +40,9 @@ class LeanSpec(FamilySpec):
 
     def supports(self, shape: Shape, profile: Limits) -> str | None:
         return None
+
+    def refuse_form(self, form: Form) -> str | None:
+        return super().refuse_form(replace(form, final_norm=True))
 
     def peak_bytes(self, shape: Shape, profile: Limits, *, captured: bool = True, **options: Any) -> int:
         return lean_peak_bytes(shape, captured=captured and profile.kind == "cuda")

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from rooflane.dispatch import OptimizeError, load_rules, optimize, route
-from rooflane.shapes import Shape
+from rooflane.shapes import Form, Shape
 
 pytestmark = pytest.mark.usefixtures("warnings_are_errors")
 
@@ -358,10 +358,10 @@ def test_a_layer_serves_inside_an_encoder(encoder, x, rules):
 
 
 def test_a_family_that_always_norms_is_passed_over_without_a_final_norm(published, h200):
-    chosen = route(published["1"], h200, load_rules(), final_norm=False)
+    chosen = route(published["1"], h200, load_rules(), Form(final_norm=False))
     assert route(published["1"], h200, load_rules()).family == "resident"
     assert chosen.family == "graph_compile"
-    assert any("always ends with a LayerNorm" in rejection.reason for rejection in chosen.rejected)
+    assert any("the model has no final norm" in rejection.reason for rejection in chosen.rejected)
 
 
 GPU_SHAPES = {
@@ -380,7 +380,7 @@ def test_every_family_serves_an_encoder_on_a_gpu(family, final_norm, write_rules
     from rooflane.eval import check_gate
 
     if family == "resident" and not final_norm:
-        pytest.skip("resident always ends with a LayerNorm")
+        pytest.skip("resident always ends with a norm")
     shape = GPU_SHAPES[family]
     rules = write_rules(f'[[rule]]\nname = "all"\nwhen = {{}}\nfamily = "{family}"\nbecause = "a test"\n')
     layer = nn.TransformerEncoderLayer(shape.d_model, shape.num_heads, shape.ffn_dim, **build_settings())

@@ -7,6 +7,7 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from rooflane.families import FamilyError, FamilySpec, load_families, registry
+from rooflane.shapes import PUBLISHED, Form
 
 FAMILIES = """
 from rooflane.families import FamilySpec
@@ -60,7 +61,8 @@ def load(monkeypatch, tmp_path):
 def test_a_family_needs_a_name_a_summary_and_four_methods(load):
     spec = load("whole")["whole"]
     assert (spec.contract, spec.options, spec.option_checks) == ("", {}, {})
-    assert not spec.final_norm_optional and not spec.compiles and list(spec.kernel_cases()) == []
+    assert spec.refuse_form(PUBLISHED) is None and "post-norm" in spec.refuse_form(Form(norm_first=False))
+    assert not spec.compiles and list(spec.kernel_cases()) == []
 
 
 @pytest.mark.parametrize(
