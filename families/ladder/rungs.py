@@ -1,0 +1,168 @@
+"""What a rung of a ladder is: one kernel with its idea, its prediction and its sizes. No torch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rooflane.families.resident.sm90_config import translation_unit
+from rooflane.families.resources.kernel_case import SM90, CudaCase
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# A kernel numbers the elements of a tile's rows by 32 bits, and a launch its blocks by 31.
+MOST_DEPTH = 1 << 22
+MOST_BLOCKS = (1 << 31) - 1
+
+
+@dataclass(frozen=True)
+class Rung(ABC):
+    """One kernel of a ladder.
+
+    `predicted` is in `UNIT` on an H200 at the ladder's default size, and `reason` says how it was reckoned.
+    `constants` become `#define`s of the source. `registers` is the most that a thread may take, and `blocks` the least
+    that an SM must hold. The machine code must have each instruction of `expected`, given by the start of its name.
+    `operand` is the type of the inputs and `result` that of the output; sums are float32.
+    """
+
+    LADDER: ClassVar[str]
+    UNIT: ClassVar[str]
+
+    name: str
+    idea: str
+    predicted: float
+    reason: str
+    file: str
+    kernel: str
+    threads: int
+    registers: int
+    blocks: int
+    expected: tuple[str, ...]
+    constants: Mapping[str, int] = field(default_factory=dict, hash=False)
+    shared_bytes: int = 0
+    operand: str = "float32"
+    result: str = "float32"
+
+    @abstractmethod
+    def refuse(self, *sizes: int) -> str | None:
+        """Return None when the rung computes these sizes, else the reason on one line."""
+
+    @abstractmethod
+    def grid(self, units: int, *sizes: int) -> int:
+        """Return the blocks of a launch on a device of so many multiprocessors."""
+
+    @abstractmethod
+    def sizes(self, inputs: Sequence[Tensor]) -> tuple[int, ...]:
+        """Return the sizes that the inputs have, in the order of the command line."""
+
+    @abstractmethod
+    def input_shapes(self, *sizes: int) -> list[tuple[int, ...]]:
+        """Return the shapes of the inputs."""
+
+    @abstractmethod
+    def output_shape(self, *sizes: int) -> tuple[int, ...]:
+        """Return the shape of the output."""
+
+    def arguments(self, inputs: Sequence[Tensor], out: Tensor) -> tuple[Any, ...]:
+        """Return the kernel's parameters: tensors, 32-bit ints and floats, or bytes that are passed as they are."""
+        return (*inputs, out, *self.sizes(inputs))
+
+    def defines(self) -> dict[str, int]:
+        """Return the constants of the source."""
+        return {"THREADS": self.threads, "BLOCKS": self.blocks, **self.constants}
+
+    def source(self) -> str:
+        """Return the translation unit."""
+        return translation_unit(self.file, self.defines(), f"rooflane.families.ladder.{self.LADDER}")
+
+    def case(self) -> CudaCase:
+        """Return the kernel as the resource gate compiles it."""
+        return CudaCase(f"ladder {self.LADDER} {self.name}", SM90, self.source(), self.threads, self.shared_bytes)
+
+
+@dataclass(frozen=True)
+class GemmRung(Rung):
+    """A product C [M, N] = A [M, K] B [N, K]^T, all row-major: activations times a linear layer's weights.
+
+    `tile` is what a block computes: its rows, its columns, and the depth of a step. M, N and K must be multiples of
+    `multiples`.
+    """
+
+    LADDER = "gemm"
+    UNIT = "TFLOP/s"
+
+    tile: tuple[int, int, int] = (1, 1, 1)
+    multiples: tuple[int, int, int] = (1, 1, 1)
+
+    def refuse(self, m: int, n: int, k: int) -> str | None:
+        if min(m, n, k) < 1:
+            return f"M, N and K must be at least 1, not {m}, {n} and {k}"
+        if k > MOST_DEPTH:
+            return f"K must be at most {MOST_DEPTH}, not {k}"
+        if self.tiles(m, n) > MOST_BLOCKS:
+            return f"an output of {m} x {n} needs more than {MOST_BLOCKS} blocks"
+        for name, size, multiple in zip("MNK", (m, n, k), self.multiples, strict=True):
+            if size % multiple:
+                return f"{name} must be a multiple of {multiple}, not {size}"
+        return None
+
+    def tiles(self, m: int, n: int) -> int:
+        """Return the tiles of the output."""
+        return -(-m // self.tile[0]) * -(-n // self.tile[1])
+
+    def grid(self, units: int, m: int, n: int, k: int) -> int:
+        return self.tiles(m, n)
+
+    def sizes(self, inputs: Sequence[Tensor]) -> tuple[int, ...]:
+        (m, k), n = inputs[0].shape, inputs[1].shape[0]
+        return m, n, k
+
+    def input_shapes(self, m: int, n: int, k: int) -> list[tuple[int, ...]]:
+        return [(m, k), (n, k)]
+
+    def output_shape(self, m: int, n: int, k: int) -> tuple[int, ...]:
+        return m, n
+
+    def defines(self) -> dict[str, int]:
+        rows, columns, depth = self.tile
+        return {"BM": rows, "BN": columns, "BK": depth} | super().defines()
+
+
+@dataclass(frozen=True)
+class ReduceRung(Rung):
+    """A reduction of each row of X [rows, columns], row-major; the sum of a vector is that of one row.
+
+    `task` names what is computed; rungs of one task are compared with one library call.
+    """
+
+    LADDER = "reduce"
+    UNIT = "TB/s"
+
+    task: str = "sum"
+
+    def refuse(self, rows: int, columns: int) -> str | None:
+        if min(rows, columns) < 1:
+            return f"rows and columns must be at least 1, not {rows} and {columns}"
+        return None
+
+    def grid(self, units: int, rows: int, columns: int) -> int:
+        return rows
+
+    def sizes(self, inputs: Sequence[Tensor]) -> tuple[int, ...]:
+        return tuple(inputs[0].shape)
+
+    def input_shapes(self, rows: int, columns: int) -> list[tuple[int, ...]]:
+        return [(rows, columns)]
+
+    def output_shape(self, rows: int, columns: int) -> tuple[int, ...]:
+        return rows, columns
+
+
+def ladder_cases() -> Iterable[CudaCase]:
+    """Return every rung as the resource gate compiles it."""
+    from rooflane.families.ladder import gemm, reduce
+
+    return [rung.case() for rung in (*gemm.RUNGS, *reduce.RUNGS)]
