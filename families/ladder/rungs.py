@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from rooflane.families.ladder.banks import Access
 from rooflane.families.resident.sm90_config import translation_unit
 from rooflane.families.resources.kernel_case import SM90, CudaCase
 
@@ -25,7 +26,8 @@ class Rung(ABC):
     `predicted` is in `UNIT` on an H200 at the ladder's default size, and `reason` says how it was reckoned.
     `constants` become `#define`s of the source. `registers` is the most that a thread may take, and `blocks` the least
     that an SM must hold. The machine code must have each instruction of `expected`, given by the start of its name.
-    `operand` is the type of the inputs and `result` that of the output; sums are float32.
+    `operand` is the type of the inputs and `result` that of the output; sums are float32. `accesses` are the kernel's
+    accesses of shared memory, as a simulator of its banks reads them.
     """
 
     LADDER: ClassVar[str]
@@ -45,6 +47,7 @@ class Rung(ABC):
     shared_bytes: int = 0
     operand: str = "float32"
     result: str = "float32"
+    accesses: tuple[Access, ...] = ()
 
     @abstractmethod
     def refuse(self, *sizes: int) -> str | None:
