@@ -31,13 +31,16 @@ def bind(rung: Rung, inputs: Sequence[Tensor], out: Tensor) -> Callable[[], None
     device = out.device
     function = _load(rung.source(), rung.kernel, rung.shared_bytes, device.index or 0)
     units = torch.cuda.get_device_properties(device).multi_processor_count
-    values = [_parameter(value) for value in rung.arguments(inputs, out)]
+    of_call = rung.sizes(inputs)
+    words = rung.scratch_words(units, *of_call)
+    scratch = [torch.zeros(words, dtype=torch.int32, device=device)] if words else []
+    values = [_parameter(value) for value in rung.arguments(inputs, out, *scratch)]
     pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-    sizes = (rung.grid(units, *rung.sizes(inputs)), 1, 1, rung.threads, 1, 1, rung.shared_bytes)
+    sizes = (rung.grid(units, *of_call), 1, 1, rung.threads, 1, 1, rung.shared_bytes)
     entry = _entry()
 
     # `held` keeps alive what the pointers lead to.
-    def launch(held: Any = (values, inputs, out)) -> None:
+    def launch(held: Any = (values, scratch, inputs, out)) -> None:
         status = entry(function, *sizes, torch.cuda.current_stream(device).cuda_stream, pointers, None)
         if status:
             raise RuntimeError(f"the driver refused to launch rung {rung.name} with status {status}")

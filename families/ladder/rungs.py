@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 # A kernel numbers the elements of a tile's rows by 32 bits, and a launch its blocks by 31.
 MOST_DEPTH = 1 << 22
 MOST_BLOCKS = (1 << 31) - 1
+MOST_COLUMNS = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,13 @@ class Rung(ABC):
     def output_shape(self, *sizes: int) -> tuple[int, ...]:
         """Return the shape of the output."""
 
-    def arguments(self, inputs: Sequence[Tensor], out: Tensor) -> tuple[Any, ...]:
+    def arguments(self, inputs: Sequence[Tensor], out: Tensor, *scratch: Tensor) -> tuple[Any, ...]:
         """Return the kernel's parameters: tensors, 32-bit ints and floats, or bytes that are passed as they are."""
-        return (*inputs, out, *self.sizes(inputs))
+        return (*inputs, out, *scratch, *self.sizes(inputs))
+
+    def scratch_words(self, units: int, *sizes: int) -> int:
+        """Return the 32-bit words, zero at first, that blocks share; each launch leaves what the next one needs."""
+        return 0
 
     def defines(self) -> dict[str, int]:
         """Return the constants of the source."""
@@ -136,23 +141,31 @@ class GemmRung(Rung):
 
 @dataclass(frozen=True)
 class ReduceRung(Rung):
-    """A reduction of each row of X [rows, columns], row-major; the sum of a vector is that of one row.
+    """A reduction of each row of X [rows, columns], row-major; the sum is that of one row.
 
-    `task` names what is computed; rungs of one task are compared with one library call.
+    `task` names what is computed: rungs of one task are compared with one call of the library. A block takes a row, or
+    for a sum `per_block` elements; 0 stands for as many blocks as the device holds. A row of at most `longest` columns
+    fits a kernel that keeps it in registers.
     """
 
     LADDER = "reduce"
     UNIT = "TB/s"
 
     task: str = "sum"
+    per_block: int = 0
+    longest: int = MOST_COLUMNS
 
     def refuse(self, rows: int, columns: int) -> str | None:
         if min(rows, columns) < 1:
             return f"rows and columns must be at least 1, not {rows} and {columns}"
-        return None
+        if self.task == "sum" and rows > 1:
+            return f"it sums one row, not {rows}"
+        return f"a row has at most {self.longest} columns, not {columns}" if columns > self.longest else None
 
     def grid(self, units: int, rows: int, columns: int) -> int:
-        return rows
+        if self.task != "sum":
+            return rows
+        return -(-columns // self.per_block) if self.per_block else units * self.blocks
 
     def sizes(self, inputs: Sequence[Tensor]) -> tuple[int, ...]:
         return tuple(inputs[0].shape)
@@ -161,7 +174,11 @@ class ReduceRung(Rung):
         return [(rows, columns)]
 
     def output_shape(self, rows: int, columns: int) -> tuple[int, ...]:
-        return rows, columns
+        return (rows,) if self.task in ("sum", "argmax") else (rows, columns)
+
+    def scratch_words(self, units: int, rows: int, columns: int) -> int:
+        """Return a counter of blocks and a total, or a sum of each block."""
+        return 2 + self.grid(units, rows, columns) * (not self.per_block) if self.task == "sum" else 0
 
 
 def ladder_cases() -> Iterable[CudaCase]:
