@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,12 +13,16 @@ from rooflane.families.resident.sm90_config import translation_unit
 from rooflane.families.resources.kernel_case import SM90, CudaCase
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, device
 
 # A kernel numbers the elements of a tile's rows by 32 bits, and a launch its blocks by 31.
 MOST_DEPTH = 1 << 22
 MOST_BLOCKS = (1 << 31) - 1
 MOST_COLUMNS = 1 << 30
+WORD = 4  # bytes of a float32
+EPSILON = 1e-5  # of the norms
+# The mean of a task's random inputs: one that shows what summing a long row, or its squares, costs in digits.
+OFFSETS = {"sum": 0.1, "layernorm": 30.0}
 
 
 @dataclass(frozen=True)
@@ -27,8 +32,9 @@ class Rung(ABC):
     `predicted` is in `UNIT` on an H200 at the ladder's default size, and `reason` says how it was reckoned.
     `constants` become `#define`s of the source. `registers` is the most that a thread may take, and `blocks` the least
     that an SM must hold. The machine code must have each instruction of `expected`, given by the start of its name.
-    `operand` is the type of the inputs and `result` that of the output; sums are float32. `accesses` are the kernel's
-    accesses of shared memory, as a simulator of its banks reads them.
+    `operand` is the type of the inputs and `result` that of the output; sums are float32. `mode` is the arithmetic of
+    the products, which names the roof. `bound` is the largest normwise error against float64 that passes. `accesses`
+    are the kernel's accesses of shared memory, as a simulator of its banks reads them.
     """
 
     LADDER: ClassVar[str]
@@ -48,6 +54,8 @@ class Rung(ABC):
     shared_bytes: int = 0
     operand: str = "float32"
     result: str = "float32"
+    mode: str = "fp32"
+    bound: float = 1e-5
     accesses: tuple[Access, ...] = ()
 
     @abstractmethod
@@ -70,6 +78,24 @@ class Rung(ABC):
     def output_shape(self, *sizes: int) -> tuple[int, ...]:
         """Return the shape of the output."""
 
+    @abstractmethod
+    def draw(self, device: device, *sizes: int) -> list[Tensor]:
+        """Return random inputs of a seed in float32, before `prepare`."""
+
+    def prepare(self, drawn: Sequence[Tensor]) -> list[Tensor]:
+        """Return the inputs as the kernel takes them."""
+        import torch
+
+        return [tensor.to(getattr(torch, self.operand)) for tensor in drawn]
+
+    @abstractmethod
+    def truth(self, drawn: Sequence[Tensor]) -> Tensor:
+        """Return the result of the drawn inputs in float64."""
+
+    @abstractmethod
+    def work(self, *sizes: int) -> float:
+        """Return the work of a launch: its FLOPs, or the bytes that it must move."""
+
     def arguments(self, inputs: Sequence[Tensor], out: Tensor, *scratch: Tensor) -> tuple[Any, ...]:
         """Return the kernel's parameters: tensors, 32-bit ints and floats, or bytes that are passed as they are."""
         return (*inputs, out, *scratch, *self.sizes(inputs))
@@ -78,7 +104,7 @@ class Rung(ABC):
         """Return the 32-bit words, zero at first, that blocks share; each launch leaves what the next one needs."""
         return 0
 
-    def defines(self) -> dict[str, int]:
+    def defines(self) -> dict[str, int | str]:
         """Return the constants of the source."""
         return {"THREADS": self.threads, "BLOCKS": self.blocks, **self.constants}
 
@@ -134,7 +160,16 @@ class GemmRung(Rung):
     def output_shape(self, m: int, n: int, k: int) -> tuple[int, ...]:
         return m, n
 
-    def defines(self) -> dict[str, int]:
+    def draw(self, device: device, m: int, n: int, k: int) -> list[Tensor]:
+        return [_normal(shape, device, seed) for seed, shape in enumerate(self.input_shapes(m, n, k))]
+
+    def truth(self, drawn: Sequence[Tensor]) -> Tensor:
+        return drawn[0].double() @ drawn[1].double().T
+
+    def work(self, m: int, n: int, k: int) -> float:
+        return 2.0 * m * n * k
+
+    def defines(self) -> dict[str, int | str]:
         rows, columns, depth = self.tile
         return {"BM": rows, "BN": columns, "BK": depth} | super().defines()
 
@@ -151,6 +186,7 @@ class ReduceRung(Rung):
     LADDER = "reduce"
     UNIT = "TB/s"
 
+    mode: str = "memory"
     task: str = "sum"
     per_block: int = 0
     longest: int = MOST_COLUMNS
@@ -176,9 +212,38 @@ class ReduceRung(Rung):
     def output_shape(self, rows: int, columns: int) -> tuple[int, ...]:
         return (rows,) if self.task in ("sum", "argmax") else (rows, columns)
 
+    def draw(self, device: device, rows: int, columns: int) -> list[Tensor]:
+        return [_normal((rows, columns), device, 0).add_(OFFSETS.get(self.task, 0.0))]
+
+    def truth(self, drawn: Sequence[Tensor]) -> Tensor:
+        from torch.nn.functional import layer_norm, rms_norm
+
+        x = drawn[0].double()
+        if self.task == "sum":
+            return x.sum(1)
+        if self.task == "softmax":
+            return x.softmax(1)
+        if self.task == "argmax":
+            return x.argmax(1)
+        norm = layer_norm if self.task == "layernorm" else rms_norm
+        return norm(x, x.shape[1:], eps=EPSILON)
+
+    def defines(self) -> dict[str, int | str]:
+        return {"EPSILON": f"{EPSILON}f"} | super().defines()
+
+    def work(self, rows: int, columns: int) -> float:
+        return WORD * (rows * columns + math.prod(self.output_shape(rows, columns)))
+
     def scratch_words(self, units: int, rows: int, columns: int) -> int:
         """Return a counter of blocks and a total, or a sum of each block."""
         return 2 + self.grid(units, rows, columns) * (not self.per_block) if self.task == "sum" else 0
+
+
+def _normal(shape: tuple[int, ...], device: device, seed: int) -> Tensor:
+    """Return normal random numbers in float32."""
+    import torch
+
+    return torch.randn(shape, generator=torch.Generator(device).manual_seed(seed), device=device)
 
 
 def ladder_cases() -> Iterable[CudaCase]:

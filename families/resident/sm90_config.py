@@ -176,7 +176,9 @@ class FragmentConfig(Sm90Config):
         return pack_fragments(model, self.ffn, operands)
 
 
-def translation_unit(name: str, sizes: Mapping[str, int], package: str = "rooflane.families.resident.kernels") -> str:
+def translation_unit(
+    name: str, sizes: Mapping[str, int | str], package: str = "rooflane.families.resident.kernels"
+) -> str:
     """Return a kernel's file of a package with its sizes defined and our own files inlined.
 
     NVRTC gets no include path, and the cache's key is a digest of this text. `#line` keeps a compiler's message at the

@@ -12,7 +12,7 @@ HELD = {"threads": 128, "constants": {"HELD": 8}, "longest": 8 * 4 * 128, "regis
 PASSES = {"threads": 256, "registers": 32, "blocks": 8, "expected": ("LDG", "SHFL")}
 
 
-def _sum(name: str, idea: str, predicted: float, reason: str, expected: tuple[str, ...], **more: int) -> ReduceRung:
+def _sum(name: str, idea: str, predicted: float, reason: str, expected: tuple[str, ...], **more: float) -> ReduceRung:
     file = f"sum_{name.replace(' ', '_')}"
     sizes = {"threads": 256, "registers": 32, "blocks": 8} | more
     return ReduceRung(
@@ -31,7 +31,7 @@ def _rows(task: str, how: str, idea: str, predicted: float, reason: str, **sizes
 
 RUNGS = (
     _sum("atomics", "each thread adds its element to one word", 0.007, "one addition to a word a cycle of the L2",
-         ("ATOMG.E.ADD",), per_block=256),
+         ("ATOMG.E.ADD",), per_block=256, bound=1e-3),
     _sum("shared tree", "a block adds in shared memory, then once to memory", 1.0,
          "262,144 blocks of nine barriers each, about a microsecond apiece", ("LDS", "STS", "BAR"), per_block=256),
     _sum("warp shuffles", "lanes add registers: two barriers a block", 1.6, "the same blocks, each half as long",
@@ -44,7 +44,8 @@ RUNGS = (
     _rows("softmax", "online", "maximum and sum in one pass", 2.4, "one more pass from the L1", **PASSES),
     _rows("softmax", "held", "the row in registers", 3.9, "memory is read once, 16 bytes a load", **HELD,
           expected=("LDG.E.128", "STG.E.128", "MUFU.EX2")),
-    _rows("layernorm", "naive", "sums of x and x^2 in one pass", 2.6, "one more pass from the L1", **PASSES),
+    _rows("layernorm", "naive", "sums of x and x^2 in one pass", 2.6, "one more pass from the L1", **PASSES,
+          bound=1e-3),
     _rows("layernorm", "welford", "mean and squares corrected with each element", 2.0, "a division an element",
           **PASSES | {"registers": 40, "blocks": 6}),
     _rows("layernorm", "held", "two passes over registers", 3.9, "memory is read once, 16 bytes a load", **HELD,

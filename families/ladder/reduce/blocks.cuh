@@ -1,6 +1,5 @@
 // What the reductions share: sums and other folds over a warp and a block, and a total over all blocks.
 
-#define EPSILON 1e-5f
 #ifndef INFINITY
 #define INFINITY __int_as_float(0x7f800000)
 #endif
