@@ -30,7 +30,7 @@ T = 1e12
 
 
 def plot_ladder(report: Mapping[str, Any], path: Path) -> None:
-    """Write a report of `time_ladder` as an SVG or PNG file: a bar for each arm, a line for each roof.
+    """Write a report of `time_ladder` as an SVG or PNG file: a mark for each arm, a line for each roof.
 
     Raises `EvaluationError` when the file cannot be written.
     """
@@ -52,13 +52,18 @@ def _draw(report: Mapping[str, Any]) -> Chart:
     axes = new_axes(figure, bottom + 40, LEFT, TOP, WIDTH - RIGHT, bottom)
     title = f"The {ladder} ladder, {sizes}, on {report['device']}"
     write_text(figure, MARGIN, 24, shorten(title, WIDTH * 0.85, 14), fontsize=14, fontweight="bold")
-    write_text(figure, MARGIN, 46, f"{unit}; the lines are roofs: {', '.join(roofs)}", "muted")
+    write_text(figure, MARGIN, 46, f"{unit}; round: a rung; square: the library or a copy; dashed: a roof", "muted")
     log_axes(axes, log_limits([arm.rate / T for arm in arms.values()] + list(roofs.values())))
+    rungs = {rung.name for rung in LADDERS[ladder]}
     for place, (name, arm) in enumerate(arms.items()):
-        rate = arm.rate / T
-        colour = LIGHT["s0"] if name in {rung.name for rung in LADDERS[ladder]} else LIGHT["s1"]
-        axes.barh([place], [rate], color=colour, gid=TITLE + plain(f"{name}: {number(rate)} {unit}"))
-        axes.annotate(number(rate), (rate, place), (4, 0), textcoords="offset points", va="center", fontsize=11)
+        rate, colour = arm.rate / T, LIGHT["s0" if name in rungs else "s1"]
+        axes.axhline(place, color=LIGHT["rule"], linewidth=1)
+        axes.plot([rate], [place], "o" if name in rungs else "D", markersize=9, color=colour,
+                  gid=TITLE + plain(f"{name}: {number(rate)} {unit}"))  # fmt: skip
+        axes.annotate(
+            number(rate), (1, place), (8, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
+            va="center", color=LIGHT["ink"], fontsize=11,
+        )  # fmt: skip
     axes.set_yticks(range(len(arms)), [shorten(plain(name), LEFT - 20, 11) for name in arms], fontsize=11)
     axes.set_ylim(len(arms) - 0.5, -0.5)
     for level, (name, rate) in enumerate(sorted(roofs.items(), key=lambda item: item[1])):
@@ -67,4 +72,4 @@ def _draw(report: Mapping[str, Any]) -> Chart:
             f"{name} {number(rate)}", (rate, 1), (0, 4 + 12 * (level % 2)), xycoords=("data", "axes fraction"),
             textcoords="offset points", ha="center", color=LIGHT["ink"], fontsize=11,
         )  # fmt: skip
-    return Chart(figure, title, "A bar for each rung and each call of the library; a line for each roof.")
+    return Chart(figure, title, "A mark for each rung and each call of the library; a line for each roof.")

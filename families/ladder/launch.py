@@ -50,9 +50,10 @@ def bind(rung: Rung, inputs: Sequence[Tensor], out: Tensor) -> Callable[[], None
 
 def refuse_tensors(rung: Rung, inputs: Sequence[Tensor], out: Tensor) -> str | None:
     """Return None when the rung takes these tensors, else the reason on one line."""
-    if not inputs or inputs[0].dim() != 2:
-        return "its first input must be a matrix"
-    sizes = rung.sizes(inputs)
+    try:
+        sizes = rung.sizes(inputs)
+    except (IndexError, ValueError):
+        return "its inputs must be matrices, and all of them"
     if reason := rung.refuse(*sizes):
         return reason
     wanted = [(shape, rung.operand) for shape in rung.input_shapes(*sizes)]
