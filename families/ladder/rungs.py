@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -244,10 +244,3 @@ def _normal(shape: tuple[int, ...], device: device, seed: int) -> Tensor:
     import torch
 
     return torch.randn(shape, generator=torch.Generator(device).manual_seed(seed), device=device)
-
-
-def ladder_cases() -> Iterable[CudaCase]:
-    """Return every rung as the resource gate compiles it."""
-    from rooflane.families.ladder import gemm, reduce
-
-    return [rung.case() for rung in (*gemm.RUNGS, *reduce.RUNGS)]
