@@ -56,7 +56,7 @@ def refuse_tensors(rung: Rung, inputs: Sequence[Tensor], out: Tensor) -> str | N
         return "its inputs must be matrices, and all of them"
     if reason := rung.refuse(*sizes):
         return reason
-    wanted = [(shape, rung.operand) for shape in rung.input_shapes(*sizes)]
+    wanted = list(zip(rung.input_shapes(*sizes), rung.input_types(), strict=False))
     wanted.append((rung.output_shape(*sizes), rung.result))
     given = [*inputs, out]
     if len(given) != len(wanted):

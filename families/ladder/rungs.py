@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rooflane.families.ladder.banks import Access
@@ -74,6 +75,10 @@ class Rung(ABC):
     def input_shapes(self, *sizes: int) -> list[tuple[int, ...]]:
         """Return the shapes of the inputs."""
 
+    def input_types(self) -> Iterable[str]:
+        """Return the types of the inputs."""
+        return repeat(self.operand)
+
     @abstractmethod
     def output_shape(self, *sizes: int) -> tuple[int, ...]:
         """Return the shape of the output."""
@@ -86,7 +91,7 @@ class Rung(ABC):
         """Return the inputs as the kernel takes them."""
         import torch
 
-        return [tensor.to(getattr(torch, self.operand)) for tensor in drawn]
+        return [tensor.to(getattr(torch, name)) for tensor, name in zip(drawn, self.input_types(), strict=False)]
 
     @abstractmethod
     def truth(self, drawn: Sequence[Tensor]) -> Tensor:

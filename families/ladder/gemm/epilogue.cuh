@@ -1,0 +1,150 @@
+// What is done to a product before it is stored, chosen at compile time:
+//   NORM        LayerNorm of the rows of A, folded: rstd (sum - mean column_sum), its scale in W and its shift in the bias
+//   BIAS        + bias
+//   ACTIVATION  1 ReLU, 2 GELU, 3 GELU by tanh
+//   RESIDUAL    + a float32 residual; the output is float32
+//   ROW_SUMS    the sum and the sum of squares of each row of what is stored, for each tile of columns
+// A warp stages 16 rows x 64 columns of 16-bit output in shared memory, and the copy engine stores them, clipped at
+// the ends of D. A quad of lanes reads and writes whole sectors of float32, so these pass shared memory by.
+
+struct Epilogue {
+  const float* bias;         // [N]
+  const float* column_sums;  // [N] of W
+  const float2* moments;     // [moment_tiles, M]: sum and sum of squares of a part of each row of A
+  const float* residual;     // [M, N]
+  float* d;                  // [M, N], float32
+  float2* sums;              // [tiles of columns, M]
+  int moment_tiles;
+  float epsilon;
+};
+
+constexpr int BOX_ROWS = 16, BOX_COLUMNS = LINE / 2, BOX_BYTES = BOX_ROWS * LINE;
+constexpr int STAGING_BYTES = RESIDUAL ? 0 : 8 * BOXES * BOX_BYTES;
+
+__device__ __forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float activate(float x) {
+#if ACTIVATION == 1
+  return fmaxf(x, 0.0f);
+#elif ACTIVATION == 2
+  // x Phi(x), Phi by a polynomial in x^2 cut to [0, 1] (families/resident/triton_steps.py).
+  const float square = x * x;
+  float slope = 4.312710527333037e-08f;
+  slope = slope * square - 2.5485443956321907e-06f;
+  slope = slope * square + 6.521377349530807e-05f;
+  slope = slope * square - 9.6730077911058e-04f;
+  slope = slope * square + 9.455236241824544e-03f;
+  slope = slope * square - 6.595716082397797e-02f;
+  slope = slope * square + 3.988047686733097e-01f;
+  return x * __saturatef(0.5f + x * slope);
+#elif ACTIVATION == 3
+  // x (1 + tanh u) / 2 = x / (1 + exp(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3); the exponent has base 2.
+  const float power = x * (-2.302208198f - 0.1029432397f * x * x);
+  return __fdividef(x, 1.0f + exp2_fast(power));
+#else
+  return x;
+#endif
+}
+
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(~0u, x, 1);
+  return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+// Finish a warpgroup's sums [64, BN], whose first output is at `row` and `column`, and store them.
+__device__ __forceinline__ void finish(const Epilogue& epilogue, const TensorMap& map_d, float (&c)[BN / 2], u32 staging,
+                                       int row, int column, int column_tile, int m, int n, int k) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  row += warp % 4 * 16;
+  [[maybe_unused]] const int own[2] = {row + lane / 4, row + lane / 4 + 8};
+#if ROW_SUMS
+  float total[2] = {}, squares[2] = {};
+#endif
+#if NORM
+  float mean[2], scale[2];
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    float2 moment = {};
+    for (int tile = 0; tile < epilogue.moment_tiles && own[i] < m; tile++) {
+      const float2 part = epilogue.moments[(size_t)tile * m + own[i]];
+      moment.x += part.x, moment.y += part.y;
+    }
+    mean[i] = moment.x / k;
+    scale[i] = rsqrtf(fmaxf(moment.y / k - mean[i] * mean[i], 0.0f) + epilogue.epsilon);
+  }
+#endif
+#pragma unroll
+  for (int box = 0; box < BN / BOX_COLUMNS; box++) {
+#if !RESIDUAL
+    const u32 stage = staging + (warp * BOXES + box % BOXES) * BOX_BYTES;
+    // The box before the last BOXES - 1 has been read: its place is free.
+    if (lane == 0) asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(BOXES - 1) : "memory");
+    __syncwarp();
+#endif
+#pragma unroll
+    for (int j = box * 8; j < box * 8 + 8; j++) {
+      [[maybe_unused]] const int at = column + j * 8 + lane % 4 * 2;
+#if BIAS
+      const float2 bias = at < n ? __ldg((const float2*)(epilogue.bias + at)) : float2{};
+#endif
+#if NORM
+      const float2 column_sum = at < n ? __ldg((const float2*)(epilogue.column_sums + at)) : float2{};
+#endif
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        float &x = c[4 * j + 2 * i], &y = c[4 * j + 2 * i + 1];
+#if NORM
+        x = scale[i] * (x - mean[i] * column_sum.x), y = scale[i] * (y - mean[i] * column_sum.y);
+#endif
+#if BIAS
+        x += bias.x, y += bias.y;
+#endif
+        x = activate(x), y = activate(y);
+#if RESIDUAL
+        if (own[i] < m && at < n) {
+          const size_t to = (size_t)own[i] * n + at;
+          const float2 residual = *(const float2*)(epilogue.residual + to);
+          x += residual.x, y += residual.y;
+          *(float2*)(epilogue.d + to) = float2{x, y};
+        }
+#endif
+#if ROW_SUMS
+        total[i] += x + y, squares[i] += x * x + y * y;
+#endif
+      }
+#if !RESIDUAL
+      if (j % 2 == 1)
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                         stage + swizzled(lane % 16, j % 8 - 1 + lane / 16)),
+                     "r"(pack(c[4 * j - 4], c[4 * j - 3])), "r"(pack(c[4 * j - 2], c[4 * j - 1])),
+                     "r"(pack(c[4 * j], c[4 * j + 1])), "r"(pack(c[4 * j + 2], c[4 * j + 3]))
+                     : "memory");
+#endif
+    }
+#if !RESIDUAL
+    publish_shared();
+    __syncwarp();
+    if (lane == 0) {
+      if (row < m && column + box * BOX_COLUMNS < n)
+        asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map_d),
+                     "r"(column + box * BOX_COLUMNS), "r"(row), "r"(stage)
+                     : "memory");
+      asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+    }
+#endif
+  }
+#if ROW_SUMS
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const float2 sums = {quad_sum(total[i]), quad_sum(squares[i])};
+    if (lane % 4 == 0 && own[i] < m) epilogue.sums[(size_t)column_tile * m + own[i]] = sums;
+  }
+#endif
+}
+
+// Wait until the copy engine has read all that this thread staged: shared memory must live that long.
+__device__ __forceinline__ void await_stores() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }

@@ -1,0 +1,267 @@
+"""The rungs on tensor cores: operands of 16 bits, sums in float32.
+
+cuBLAS reaches 745 TFLOP/s at 4096 x 4096 x 4096 on an H200. The tensor cores do 4,096 FLOPs a cycle and SM, which is
+1,070 TFLOP/s at 1.98 GHz. At full load the power limit holds the clock below that.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rooflane.families.ladder.banks import Access
+from rooflane.families.ladder.rungs import EPSILON, WORD, GemmRung
+
+if TYPE_CHECKING:
+    from torch import Tensor, device
+
+LINE = 128  # bytes of a row of a tile: 64 operands
+CHUNK = 16  # bytes that the swizzle moves together
+BARRIER = 8
+BOX_ROWS, CONSUMER_WARPS = 16, 8
+ACTIVATIONS = ("none", "relu", "gelu", "gelu tanh")
+
+
+def swizzled(row: int, chunk: int) -> int:
+    """Return the byte of a tile at which a chunk of a row lies."""
+    return row * LINE + (chunk ^ row % 8) * CHUNK
+
+
+def _word(row: int, chunk: int) -> int:
+    return swizzled(row, chunk) // WORD
+
+
+STAGE = Access("stage a tile", lambda lane: _word(lane // 8, lane % 8), 4)
+READ_ROWS = Access("read rows", lambda lane: _word(lane % 16, lane // 16), 4)
+STAGE_OUTPUT = Access("stage the output", READ_ROWS.word, 4)
+READ_COLUMNS = Access("read columns", lambda lane: _word(lane // 16 * 8 + lane % 8, lane // 8 % 2), 4)
+
+
+@dataclass(frozen=True)
+class TensorRung(GemmRung):
+    """A product on tensor cores. Rows are copied 16 bytes at a time, so that N and K are multiples of eight.
+
+    `stages` are the tiles of the ring. Blocks take the output in bands of `group` rows of tiles.
+    """
+
+    operand: str = "float16"
+    result: str = "float16"
+    mode: str = "fp16"
+    # Three roundings to 11 bits, 2^-12 / sqrt(3) and more each: 3.6e-4 in all.
+    bound: float = 6e-4
+    multiples: tuple[int, int, int] = (1, 8, 8)
+    stages: int = 4
+    group: int = 8
+
+    @property
+    def ring_bytes(self) -> int:
+        """Bytes of the tiles in shared memory."""
+        return self.stages * (self.tile[0] + self.tile[1]) * LINE
+
+    def defines(self) -> dict[str, int | str]:
+        own: dict[str, int | str] = {
+            "BF16": int(self.operand == "bfloat16"),
+            "STAGES": self.stages,
+            "GROUP": self.group,
+        }
+        return own | super().defines()
+
+
+@dataclass(frozen=True)
+class RingRung(TensorRung):
+    """A product whose operands the copy engine brings."""
+
+    def arguments(self, inputs: Sequence[Tensor], out: Tensor, *scratch: Tensor) -> tuple[Any, ...]:
+        from rooflane.families.ladder.tensor_map import encode_map
+
+        maps = [encode_map(matrix, rows) for matrix, rows in zip(inputs, self.tile, strict=False)]
+        return (*maps, out, *self.sizes(inputs))
+
+
+@dataclass(frozen=True)
+class PersistentRung(TensorRung):
+    """A product by persistent blocks, with what is done to it before it is stored.
+
+    Inputs behind A and W, each only where it is asked for, in float32: `bias` [N]; with `norm`, which stands for a
+    LayerNorm of the rows of A, moments [moment_tiles, M, 2] (sum and sum of squares of parts of a row of A) and column
+    sums of W [N]; with `residual` [M, N]; with `row_sums` [tiles of columns, M, 2], which the launch writes: the
+    moments of the output's rows. The output is float32 with `residual`.
+    """
+
+    cluster: int = 2
+    pingpong: bool = False
+    boxes: int = 2
+    bias: bool = False
+    activation: str = "none"
+    norm: bool = False
+    moment_tiles: int = 1
+    residual: bool = False
+    row_sums: bool = False
+
+    def grid(self, units: int, m: int, n: int, k: int) -> int:
+        rows, columns, _ = self.tile
+        tiles = -(-m // (rows * self.cluster)) * -(-n // columns)
+        return min(units // self.cluster, tiles) * self.cluster
+
+    def input_shapes(self, m: int, n: int, k: int) -> list[tuple[int, ...]]:
+        shapes = [
+            *super().input_shapes(m, n, k),
+            (n,),
+            (self.moment_tiles, m, 2),
+            (n,),
+            (m, n),
+            (-(-n // self.tile[1]), m, 2),
+        ]
+        return [shape for shape, given in zip(shapes, self._given(), strict=True) if given]
+
+    def input_types(self) -> Iterable[str]:
+        return [self.operand] * 2 + ["float32"] * (sum(self._given()) - 2)
+
+    def _given(self) -> tuple[bool, ...]:
+        """Return which inputs there are: A, W, bias, moments, column sums, residual, row sums."""
+        return True, True, self.bias, self.norm, self.norm, self.residual, self.row_sums
+
+    def draw(self, device: device, m: int, n: int, k: int) -> list[Tensor]:
+        """Return A, W and, where asked for, the bias and the residual."""
+        import torch
+
+        drawn = super().draw(device, m, n, k)[:2]
+        generator = torch.Generator(device).manual_seed(2)
+        more = [(n,)] * self.bias + [(m, n)] * self.residual
+        return drawn + [torch.randn(shape, generator=generator, device=device) for shape in more]
+
+    def prepare(self, drawn: Sequence[Tensor]) -> list[Tensor]:
+        import torch
+
+        a, w = (tensor.to(getattr(torch, self.operand)) for tensor in drawn[:2])
+        given = [a, w, *drawn[2 : 2 + self.bias]]
+        if self.norm:
+            wide = a.float()
+            given += [torch.stack([wide.sum(1), wide.square().sum(1)], 1)[None], w.float().sum(1)]
+        given += drawn[2 + self.bias :]
+        if self.row_sums:
+            given.append(a.new_zeros(self.input_shapes(*self.sizes(given))[-1], dtype=torch.float32))
+        return given
+
+    def truth(self, drawn: Sequence[Tensor]) -> Tensor:
+        from torch.nn import functional
+
+        a, w, *more = (tensor.double() for tensor in drawn)
+        if self.norm:
+            a = functional.layer_norm(a, a.shape[1:], eps=EPSILON)
+        out = a @ w.T
+        if self.bias:
+            out = out + more.pop(0)
+        if self.activation == "relu":
+            out = out.relu()
+        elif self.activation != "none":
+            out = functional.gelu(out, approximate="tanh" if self.activation == "gelu tanh" else "none")
+        return out + more[0] if self.residual else out
+
+    def arguments(self, inputs: Sequence[Tensor], out: Tensor, *scratch: Tensor) -> tuple[Any, ...]:
+        from rooflane.families.ladder.tensor_map import encode_map
+
+        rows, columns, _ = self.tile
+        maps = [encode_map(inputs[0], rows), encode_map(inputs[1], columns // self.cluster)]
+        maps.append(maps[0] if self.residual else encode_map(out, BOX_ROWS))
+        left = iter(inputs[2:])
+        bias, moments, column_sums, residual, sums = (
+            next(left).data_ptr() if given else 0 for given in self._given()[2:]
+        )
+        addresses = (bias, column_sums, moments, residual, out.data_ptr() if self.residual else 0, sums)
+        return (*maps, struct.pack("<6Qif", *addresses, self.moment_tiles, EPSILON), *self.sizes(inputs))
+
+    def defines(self) -> dict[str, int | str]:
+        return {
+            "CLUSTER": self.cluster, "PINGPONG": int(self.pingpong), "BOXES": self.boxes, "BIAS": int(self.bias),
+            "ACTIVATION": ACTIVATIONS.index(self.activation), "NORM": int(self.norm),
+            "RESIDUAL": int(self.residual), "ROW_SUMS": int(self.row_sums),
+        } | super().defines()  # fmt: skip
+
+
+def persistent(name: str, columns: int, idea: str, predicted: float, reason: str, **more: Any) -> PersistentRung:
+    """Return a persistent rung whose tiles have so many columns: as many tiles in its ring as shared memory holds."""
+    stages, boxes = {256: (4, 2), 192: (5, 1), 128: (6, 2)}[columns]
+    staging = 0 if more.get("residual") else CONSUMER_WARPS * boxes * BOX_ROWS * LINE
+    return PersistentRung(
+        name=name,
+        idea=idea,
+        predicted=predicted,
+        reason=reason,
+        file="persistent.cu",
+        kernel="gemm_persistent",
+        threads=384,
+        tile=(128, columns, 64),
+        registers=168,
+        blocks=1,
+        expected=("HGMMA", "UTMALDG", "USETMAXREG") + (() if more.get("residual") else ("UTMASTG", "STSM")),
+        shared_bytes=stages * ((128 + columns) * LINE + 2 * BARRIER) + staging,
+        stages=stages,
+        boxes=boxes,
+        accesses=(STAGE_OUTPUT,),
+        result="float32" if more.get("residual") else "float16",
+        **more,
+    )
+
+
+TENSOR = (
+    TensorRung(
+        name="mma sync",
+        idea="tensor cores by mma.sync: a warp holds 64 x 64 sums; ldmatrix reads swizzled tiles",
+        predicted=420.0,
+        reason="mma.sync reaches 62 % of the tensor cores' rate; barriers take a third of that",
+        file="mma_sync.cu",
+        kernel="gemm_mma_sync",
+        threads=128,
+        tile=(128, 128, 64),
+        stages=3,
+        shared_bytes=3 * 256 * LINE,
+        registers=255,
+        blocks=2,
+        expected=("HMMA", "LDSM", "LDGSTS"),
+        accesses=(STAGE, READ_ROWS, READ_COLUMNS),
+    ),
+    TensorRung(
+        name="wgmma",
+        idea="a warpgroup multiplies 64 x 256 from shared memory; the threads still copy",
+        predicted=520.0,
+        reason="a tile of 128 x 256 asks the L2 for 48 bytes a cycle at full rate; a barrier a step",
+        file="wgmma_shared.cu",
+        kernel="gemm_wgmma_shared",
+        threads=256,
+        tile=(128, 256, 64),
+        shared_bytes=4 * 384 * LINE,
+        registers=200,
+        blocks=1,
+        expected=("HGMMA", "LDGSTS"),
+        accesses=(STAGE,),
+    ),
+    RingRung(
+        name="TMA ring",
+        idea="one thread asks the copy engine for tiles; full and empty barriers in place of those of the block",
+        predicted=600.0,
+        reason="no barrier of the block; start and end of a tile are not overlapped: 3,000 cycles of 70,000",
+        file="tma_ring.cu",
+        kernel="gemm_tma_ring",
+        threads=288,
+        tile=(128, 256, 64),
+        shared_bytes=4 * (384 * LINE + 2 * BARRIER),
+        registers=224,
+        blocks=1,
+        expected=("HGMMA", "UTMALDG", "SYNCS"),
+    ),
+    persistent(
+        "persistent", 256, "a block an SM; the next tile is copied under this one's end; the copy engine stores", 650.0,
+        "start and end of a tile cost 1,500 cycles of 67,000; the L2 still gives 48 bytes a cycle", cluster=1,
+    ),
+    persistent(
+        "cluster", 256, "two blocks share the rows of W that they copy", 730.0,
+        "32 bytes a cycle of the L2 in place of 48; then the power limit holds, as for cuBLAS",
+    ),
+    persistent(
+        "ping-pong", 128, "two warpgroups take tiles in turn: the end of one under the products of the other", 690.0,
+        "nothing of a tile's end shows, but products of 128 columns read a fifth more of shared memory", pingpong=True,
+    ),
+)  # fmt: skip

@@ -1,0 +1,56 @@
+"""Describe a matrix in device memory to the copy engine (TMA), for kernels that copy boxes of it."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+from torch import Tensor
+
+MAP_BYTES = 128
+MAP_ALIGNMENT = 64  # which the driver asks for; an object of the bindings lies at 16
+LINE_BYTES = 128  # a row of a box: one line of the swizzle
+
+
+def encode_map(matrix: Tensor, rows: int) -> bytes:
+    """Return the tensor map of a matrix whose boxes are `rows` rows of 128 bytes, swizzled by 128 bytes.
+
+    `matrix` [R, C] is contiguous, of float16 or bfloat16, with rows of a multiple of 16 bytes. What a box holds outside
+    of the matrix is read as zero and not written. Raises `RuntimeError` where the driver refuses.
+    """
+    from cuda.bindings import driver
+
+    kind = driver.CUtensorMapDataType
+    types = {
+        "torch.float16": kind.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        "torch.bfloat16": kind.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+    }
+    size = matrix.element_size()
+    room = ctypes.create_string_buffer(MAP_BYTES + MAP_ALIGNMENT)
+    start = -ctypes.addressof(room) % MAP_ALIGNMENT
+    status = _encoder()(
+        ctypes.addressof(room) + start,
+        int(types[str(matrix.dtype)]),
+        2,
+        matrix.data_ptr(),
+        (ctypes.c_uint64 * 2)(matrix.shape[1], matrix.shape[0]),
+        (ctypes.c_uint64 * 1)(matrix.shape[1] * size),
+        (ctypes.c_uint32 * 2)(LINE_BYTES // size, rows),
+        (ctypes.c_uint32 * 2)(1, 1),
+        int(driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE),
+        int(driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B),
+        int(driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B),
+        int(driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
+    )
+    if status:
+        raise RuntimeError(f"the driver refused a tensor map of {list(matrix.shape)} with status {status}")
+    return room.raw[start : start + MAP_BYTES]
+
+
+@cache
+def _encoder() -> Any:
+    """Return the driver's function. Its map must be aligned, which the bindings' own object is not."""
+    pointer, word = ctypes.c_void_p, ctypes.c_uint32
+    types = (pointer, word, word, pointer, pointer, pointer, pointer, pointer, word, word, word, word)
+    return ctypes.CFUNCTYPE(ctypes.c_int, *types)(("cuTensorMapEncodeTiled", ctypes.CDLL("libcuda.so.1")))

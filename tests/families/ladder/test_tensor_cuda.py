@@ -1,0 +1,121 @@
+"""The tensor-core rungs on a GPU: exact on small integers, right on ragged sizes, nothing written beside the output."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from rooflane.families.ladder.gemm.tensor import TENSOR, PersistentRung, persistent
+from rooflane.families.ladder.launch import bind, normwise_error
+from rooflane.families.runtime.host import missing_compiler
+
+CUDA = torch.device("cuda", 0)
+# One row; one tile; ragged in every size; more tiles than a wave; a long K; K within the first step and the ring.
+PRODUCTS = [(1, 8, 8), (128, 256, 64), (130, 264, 72), (257, 520, 200), (2050, 1032, 520), (300, 8, 4096)]
+LARGE = [(4096, 4096, 4096), (8192, 384, 1536)]
+RUNGS = list(TENSOR)
+BY_COLUMNS = [(256, False), (192, False), (128, False), (192, True), (128, True)]
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def hopper():
+    if torch.cuda.get_device_capability() != (9, 0) or missing_compiler():
+        pytest.skip("the rungs are for compute capability 9.0 and need NVRTC")
+
+
+def launch(rung, inputs: list[torch.Tensor], sizes: tuple[int, ...]) -> torch.Tensor:
+    """Return the output of two launches that agree, written whole and nothing beside it."""
+    shape, dtype = rung.output_shape(*sizes), getattr(torch, rung.result)
+    count = torch.Size(shape).numel()
+    whole = torch.empty(count + 128, dtype=dtype, device=CUDA)
+    whole.view(torch.uint8).fill_(0xFF)
+    out = whole[64 : 64 + count].view(shape)
+    call = bind(rung, inputs, out)
+    call()
+    first = out.clone()
+    out.view(torch.uint8).fill_(0xFF)
+    call()
+    assert torch.equal(first, out)
+    assert bool((torch.cat([whole[:64], whole[64 + count :]]).view(torch.uint8) == 0xFF).all())
+    return out
+
+
+def check(rung, sizes: tuple[int, ...]) -> None:
+    drawn = rung.draw(CUDA, *sizes)
+    assert normwise_error(launch(rung, rung.prepare(drawn), sizes), rung.truth(drawn)) <= rung.bound
+
+
+def with_operands(rung, name: str):
+    bound = {"float16": rung.bound, "bfloat16": 8 * rung.bound}[name]
+    result = rung.result if rung.result == "float32" else name
+    return dataclasses.replace(rung, operand=name, result=result, bound=bound)
+
+
+@pytest.mark.parametrize("sizes", PRODUCTS, ids=str)
+@pytest.mark.parametrize("rung", [rung for rung in RUNGS if rung.result == "float16"], ids=lambda rung: rung.name)
+def test_a_product_of_small_integers_is_exact(rung, sizes):
+    """Sums stay below 2,048, so that float16 holds them: a wrong place, row or depth shows as a whole number."""
+    if getattr(rung, "norm", False) or rung.kernel == "gemm_persistent" and rung.bias:
+        pytest.skip("its output is no plain product")
+    m, n, k = sizes
+    generator = torch.Generator(CUDA).manual_seed(3)
+    span = 2 if k < 512 else 1
+    a, w = (
+        torch.randint(-span, span + 1, shape, generator=generator, device=CUDA).half() for shape in ((m, k), (n, k))
+    )
+    assert torch.equal(launch(rung, [a, w], sizes).float(), a.float() @ w.float().T)
+
+
+@pytest.mark.parametrize("sizes", [*PRODUCTS, *LARGE], ids=str)
+@pytest.mark.parametrize("operand", ["float16", "bfloat16"])
+@pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.name)
+def test_a_product_is_right(rung, operand, sizes):
+    check(with_operands(rung, operand), sizes)
+
+
+@pytest.mark.parametrize("sizes", [(130, 264, 72), (2050, 1032, 520)], ids=str)
+@pytest.mark.parametrize("more", [
+    {"bias": True}, {"bias": True, "activation": "relu"}, {"bias": True, "activation": "gelu"},
+    {"bias": True, "activation": "gelu tanh"}, {"residual": True}, {"norm": True, "bias": True},
+    {"norm": True, "bias": True, "activation": "gelu"}, {"bias": True, "residual": True, "row_sums": True},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize(("columns", "pingpong"), BY_COLUMNS)
+def test_every_epilogue_is_right_with_every_tile(columns, pingpong, more, sizes):
+    check(persistent("one", columns, "", 1.0, "", pingpong=pingpong, **more), sizes)
+
+
+@pytest.mark.parametrize(("columns", "pingpong"), BY_COLUMNS)
+def test_row_sums_are_the_moments_of_what_was_stored_and_feed_the_next_norm(columns, pingpong):
+    sizes = m, n, _ = 391, 520, 136
+    rung = persistent("sums", columns, "", 1.0, "", pingpong=pingpong, residual=True, row_sums=True)
+    inputs = rung.prepare(rung.draw(CUDA, *sizes))
+    out = launch(rung, inputs, sizes)
+    moments = inputs[-1]
+    wanted = torch.stack([out.double().sum(1), out.double().square().sum(1)], 1)
+    assert normwise_error(moments.double().sum(0), wanted) <= 1e-6
+    norm = persistent("norm", columns, "", 1.0, "", pingpong=pingpong, norm=True)
+    assert moments.shape[0] == -(-n // columns)
+    drawn = [out, torch.randn(264, n, device=CUDA)]
+    a, w, _, column_sums = norm.prepare(drawn)
+    result = torch.empty(m, 264, dtype=torch.float16, device=CUDA)
+    with pytest.raises(ValueError, match="it needs float32"):
+        bind(norm, [a, w, moments.half(), column_sums], result)
+    bind(dataclasses.replace(norm, moment_tiles=moments.shape[0]), [a, w, moments, column_sums], result)()
+    assert normwise_error(result, norm.truth(drawn)) <= norm.bound
+
+
+@pytest.mark.parametrize(
+    "rung", [rung for rung in RUNGS if isinstance(rung, PersistentRung)], ids=lambda rung: rung.name
+)
+def test_fewer_blocks_than_tiles_give_the_same(rung, monkeypatch):
+    """A device of eight units: each block takes many tiles, and its ring goes round many times."""
+    sizes = (2050, 1032, 520)
+    inputs = rung.prepare(rung.draw(CUDA, *sizes))
+    wanted = launch(rung, inputs, sizes)
+    grid = type(rung).grid
+    monkeypatch.setattr(type(rung), "grid", lambda self, units, *sizes: grid(self, 8, *sizes))
+    assert torch.equal(launch(rung, inputs, sizes), wanted)
