@@ -166,7 +166,7 @@ class GemmRung(Rung):
         return m, n
 
     def draw(self, device: device, m: int, n: int, k: int) -> list[Tensor]:
-        return [_normal(shape, device, seed) for seed, shape in enumerate(self.input_shapes(m, n, k))]
+        return [draw_normal(shape, device, seed) for seed, shape in enumerate(self.input_shapes(m, n, k))]
 
     def truth(self, drawn: Sequence[Tensor]) -> Tensor:
         return drawn[0].double() @ drawn[1].double().T
@@ -218,7 +218,7 @@ class ReduceRung(Rung):
         return (rows,) if self.task in ("sum", "argmax") else (rows, columns)
 
     def draw(self, device: device, rows: int, columns: int) -> list[Tensor]:
-        return [_normal((rows, columns), device, 0).add_(OFFSETS.get(self.task, 0.0))]
+        return [draw_normal((rows, columns), device, 0).add_(OFFSETS.get(self.task, 0.0))]
 
     def truth(self, drawn: Sequence[Tensor]) -> Tensor:
         from torch.nn.functional import layer_norm, rms_norm
@@ -244,7 +244,7 @@ class ReduceRung(Rung):
         return 2 + self.grid(units, rows, columns) * (not self.per_block) if self.task == "sum" else 0
 
 
-def _normal(shape: tuple[int, ...], device: device, seed: int) -> Tensor:
+def draw_normal(shape: tuple[int, ...], device: device, seed: int) -> Tensor:
     """Return normal random numbers in float32."""
     import torch
 

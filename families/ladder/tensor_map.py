@@ -16,22 +16,24 @@ LINE_BYTES = 128  # a row of a box: one line of the swizzle
 def encode_map(matrix: Tensor, rows: int) -> bytes:
     """Return the tensor map of a matrix whose boxes are `rows` rows of 128 bytes, swizzled by 128 bytes.
 
-    `matrix` [R, C] is contiguous, of float16 or bfloat16, with rows of a multiple of 16 bytes. What a box holds outside
-    of the matrix is read as zero and not written. Raises `RuntimeError` where the driver refuses.
+    `matrix` [R, C] is contiguous, of float16, bfloat16, float32 or float8 (e4m3); its rows are a multiple of 16 bytes.
+    What a box holds outside of the matrix is read as zero and not written. Raises `RuntimeError` where the driver
+    refuses.
     """
     from cuda.bindings import driver
 
     kind = driver.CUtensorMapDataType
+    # The copy engine moves bytes as bytes: float8 has no type of its own.
     types = {
-        "torch.float16": kind.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-        "torch.bfloat16": kind.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-    }
+        "float16": kind.CU_TENSOR_MAP_DATA_TYPE_FLOAT16, "bfloat16": kind.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        "float32": kind.CU_TENSOR_MAP_DATA_TYPE_FLOAT32, "float8_e4m3fn": kind.CU_TENSOR_MAP_DATA_TYPE_UINT8,
+    }  # fmt: skip
     size = matrix.element_size()
     room = ctypes.create_string_buffer(MAP_BYTES + MAP_ALIGNMENT)
     start = -ctypes.addressof(room) % MAP_ALIGNMENT
     status = _encoder()(
         ctypes.addressof(room) + start,
-        int(types[str(matrix.dtype)]),
+        int(types[str(matrix.dtype)[6:]]),
         2,
         matrix.data_ptr(),
         (ctypes.c_uint64 * 2)(matrix.shape[1], matrix.shape[0]),

@@ -1,11 +1,13 @@
 // What is done to a product before it is stored, chosen at compile time:
+//   SCALES      times a scale of the row of A and one of the row of W, for operands of eight bits
 //   NORM        LayerNorm of the rows of A, folded: rstd (sum - mean column_sum), its scale in W and its shift in the bias
 //   BIAS        + bias
 //   ACTIVATION  1 ReLU, 2 GELU, 3 GELU by tanh
-//   RESIDUAL    + a float32 residual; the output is float32
+//   RESIDUAL    + a float32 residual
 //   ROW_SUMS    the sum and the sum of squares of each row of what is stored, for each tile of columns
 // A warp stages 16 rows x 64 columns of 16-bit output in shared memory, and the copy engine stores them, clipped at
-// the ends of D. A quad of lanes reads and writes whole sectors of float32, so these pass shared memory by.
+// the ends of D. A quad of lanes reads and writes whole sectors of float32, so a residual and an output of float32
+// (FLOAT_OUT) pass shared memory by.
 
 struct Epilogue {
   const float* bias;         // [N]
@@ -14,12 +16,14 @@ struct Epilogue {
   const float* residual;     // [M, N]
   float* d;                  // [M, N], float32
   float2* sums;              // [tiles of columns, M]
+  const float* row_scales;   // [M]
+  const float* column_scales;  // [N]
   int moment_tiles;
   float epsilon;
 };
 
 constexpr int BOX_ROWS = 16, BOX_COLUMNS = LINE / 2, BOX_BYTES = BOX_ROWS * LINE;
-constexpr int STAGING_BYTES = RESIDUAL ? 0 : 8 * BOXES * BOX_BYTES;
+constexpr int STAGING_BYTES = FLOAT_OUT ? 0 : 8 * BOXES * BOX_BYTES;
 
 __device__ __forceinline__ float exp2_fast(float x) {
   float y;
@@ -64,6 +68,9 @@ __device__ __forceinline__ void finish(const Epilogue& epilogue, const TensorMap
 #if ROW_SUMS
   float total[2] = {}, squares[2] = {};
 #endif
+#if SCALES
+  const float row_scale[2] = {epilogue.row_scales[min(own[0], m - 1)], epilogue.row_scales[min(own[1], m - 1)]};
+#endif
 #if NORM
   float mean[2], scale[2];
 #pragma unroll
@@ -79,7 +86,7 @@ __device__ __forceinline__ void finish(const Epilogue& epilogue, const TensorMap
 #endif
 #pragma unroll
   for (int box = 0; box < BN / BOX_COLUMNS; box++) {
-#if !RESIDUAL
+#if !FLOAT_OUT
     const u32 stage = staging + (warp * BOXES + box % BOXES) * BOX_BYTES;
     // The box before the last BOXES - 1 has been read: its place is free.
     if (lane == 0) asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(BOXES - 1) : "memory");
@@ -91,12 +98,18 @@ __device__ __forceinline__ void finish(const Epilogue& epilogue, const TensorMap
 #if BIAS
       const float2 bias = at < n ? __ldg((const float2*)(epilogue.bias + at)) : float2{};
 #endif
+#if SCALES
+      const float2 column_scale = at < n ? __ldg((const float2*)(epilogue.column_scales + at)) : float2{};
+#endif
 #if NORM
       const float2 column_sum = at < n ? __ldg((const float2*)(epilogue.column_sums + at)) : float2{};
 #endif
 #pragma unroll
       for (int i = 0; i < 2; i++) {
         float &x = c[4 * j + 2 * i], &y = c[4 * j + 2 * i + 1];
+#if SCALES
+        x *= row_scale[i] * column_scale.x, y *= row_scale[i] * column_scale.y;
+#endif
 #if NORM
         x = scale[i] * (x - mean[i] * column_sum.x), y = scale[i] * (y - mean[i] * column_sum.y);
 #endif
@@ -104,19 +117,23 @@ __device__ __forceinline__ void finish(const Epilogue& epilogue, const TensorMap
         x += bias.x, y += bias.y;
 #endif
         x = activate(x), y = activate(y);
-#if RESIDUAL
+#if RESIDUAL || FLOAT_OUT
         if (own[i] < m && at < n) {
           const size_t to = (size_t)own[i] * n + at;
+#if RESIDUAL
           const float2 residual = *(const float2*)(epilogue.residual + to);
           x += residual.x, y += residual.y;
+#endif
+#if FLOAT_OUT
           *(float2*)(epilogue.d + to) = float2{x, y};
+#endif
         }
 #endif
 #if ROW_SUMS
         total[i] += x + y, squares[i] += x * x + y * y;
 #endif
       }
-#if !RESIDUAL
+#if !FLOAT_OUT
       if (j % 2 == 1)
         asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
                          stage + swizzled(lane % 16, j % 8 - 1 + lane / 16)),
@@ -125,7 +142,7 @@ __device__ __forceinline__ void finish(const Epilogue& epilogue, const TensorMap
                      : "memory");
 #endif
     }
-#if !RESIDUAL
+#if !FLOAT_OUT
     publish_shared();
     __syncwarp();
     if (lane == 0) {

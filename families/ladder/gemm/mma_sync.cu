@@ -15,7 +15,7 @@ __device__ __forceinline__ void read_matrices(u32 (&to)[4], u32 from) {
                : "memory");
 }
 
-#if BF16
+#if OPERAND == 1
 #define MMA "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
 #else
 #define MMA "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
@@ -63,8 +63,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const u32 from = ring + step % STAGES * STAGE;
     read(0, from, 0);
 #pragma unroll
-    for (int part = 0; part < BK / 16; part++) {
-      if (part + 1 < BK / 16) read((part + 1) % 2, from, part + 1);
+    for (int part = 0; part < SLICES; part++) {
+      if (part + 1 < SLICES) read((part + 1) % 2, from, part + 1);
 #pragma unroll
       for (int i = 0; i < 4; i++)
 #pragma unroll

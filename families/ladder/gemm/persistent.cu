@@ -44,12 +44,13 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
   }
   sync_cluster();
   if (group == 2) {
-    give_registers<40>();
+    give_registers<24>();
     if (threadIdx.x == 256) {
       Place place = {0, 1};
       for (int index = first; index < tiles; index += clusters) {
         const Tile tile = find_tile(index, row_tiles, column_tiles);
         const int row = (tile.row * CLUSTER + rank) * BM, column = tile.column * BN + rank * SHARE;
+#pragma unroll 1
         for (int step = 0; step < steps; step++, place.advance()) {
           const u32 to = ring + place.slot * STAGE, barrier = full + place.slot * 8;
           barrier_wait(empty + place.slot * 8, place.parity);
@@ -60,7 +61,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
       }
     }
   } else {
-    take_registers<232>();
+    take_registers<240>();
     float sum[PARTS][BN / 2];
     for (int turn = PINGPONG ? group : 0; first + turn * clusters < tiles; turn += PINGPONG ? 2 : 1) {
       const int index = first + turn * clusters, start = turn * steps;
@@ -74,10 +75,10 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         barrier_wait(full + place.slot * 8, place.parity);
         begin_products();
 #pragma unroll
-        for (int part = 0; part < BK / 16; part++)
+        for (int part = 0; part < SLICES; part++)
 #pragma unroll
           for (int i = 0; i < PARTS; i++)
-            multiply(sum[i], left + i * NEXT_ROWS + part * NEXT_DEPTHS, right + part * NEXT_DEPTHS,
+            multiply(sum[i], left + i * NEXT_ROWS + part * NEXT_SLICE, right + part * NEXT_SLICE,
                      step > 0 || part > 0);
         end_products();
         await_products<1>();  // those of the step before

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rooflane.families.ladder.banks import Access
-from rooflane.families.ladder.rungs import EPSILON, WORD, GemmRung
+from rooflane.families.ladder.rungs import EPSILON, WORD, GemmRung, draw_normal
 
 if TYPE_CHECKING:
     from torch import Tensor, device
 
-LINE = 128  # bytes of a row of a tile: 64 operands
+LINE = 128  # bytes of a row of a tile
 CHUNK = 16  # bytes that the swizzle moves together
 BARRIER = 8
 BOX_ROWS, CONSUMER_WARPS = 16, 8
@@ -40,6 +40,30 @@ READ_COLUMNS = Access("read columns", lambda lane: _word(lane // 16 * 8 + lane %
 
 
 @dataclass(frozen=True)
+class Operand:
+    """A type of the operands: its number in the kernels, its bytes, its mode, the output's type and the error's bound.
+
+    Errors are relative to 2^-p of the type, and add up over both operands and the output.
+    """
+
+    number: int
+    size: int
+    mode: str
+    result: str
+    bound: float
+
+
+OPERANDS = {
+    "float16": Operand(0, 2, "fp16", "float16", 6e-4),
+    "bfloat16": Operand(1, 2, "bf16", "bfloat16", 5e-3),
+    # The tensor cores cut a float32 to 11 bits; they do not round it.
+    "float32": Operand(2, 4, "TF32", "float32", 1.5e-3),
+    "float8_e4m3fn": Operand(3, 1, "FP8", "float16", 6e-2),
+}
+MOST_FLOAT8 = 448.0
+
+
+@dataclass(frozen=True)
 class TensorRung(GemmRung):
     """A product on tensor cores. Rows are copied 16 bytes at a time, so that N and K are multiples of eight.
 
@@ -49,8 +73,7 @@ class TensorRung(GemmRung):
     operand: str = "float16"
     result: str = "float16"
     mode: str = "fp16"
-    # Three roundings to 11 bits, 2^-12 / sqrt(3) and more each: 3.6e-4 in all.
-    bound: float = 6e-4
+    bound: float = OPERANDS["float16"].bound
     multiples: tuple[int, int, int] = (1, 8, 8)
     stages: int = 4
     group: int = 8
@@ -62,10 +85,8 @@ class TensorRung(GemmRung):
 
     def defines(self) -> dict[str, int | str]:
         own: dict[str, int | str] = {
-            "BF16": int(self.operand == "bfloat16"),
-            "STAGES": self.stages,
-            "GROUP": self.group,
-        }
+            "OPERAND": OPERANDS[self.operand].number, "STAGES": self.stages, "GROUP": self.group,
+        }  # fmt: skip
         return own | super().defines()
 
 
@@ -87,7 +108,7 @@ class PersistentRung(TensorRung):
     Inputs behind A and W, each only where it is asked for, in float32: `bias` [N]; with `norm`, which stands for a
     LayerNorm of the rows of A, moments [moment_tiles, M, 2] (sum and sum of squares of parts of a row of A) and column
     sums of W [N]; with `residual` [M, N]; with `row_sums` [tiles of columns, M, 2], which the launch writes: the
-    moments of the output's rows. The output is float32 with `residual`.
+    moments of the output's rows; for float8, the scales of the rows of A [M] and of W [N].
     """
 
     cluster: int = 2
@@ -100,6 +121,11 @@ class PersistentRung(TensorRung):
     residual: bool = False
     row_sums: bool = False
 
+    @property
+    def scales(self) -> bool:
+        """Whether rows of the operands have scales."""
+        return self.operand == "float8_e4m3fn"
+
     def grid(self, units: int, m: int, n: int, k: int) -> int:
         rows, columns, _ = self.tile
         tiles = -(-m // (rows * self.cluster)) * -(-n // columns)
@@ -107,12 +133,8 @@ class PersistentRung(TensorRung):
 
     def input_shapes(self, m: int, n: int, k: int) -> list[tuple[int, ...]]:
         shapes = [
-            *super().input_shapes(m, n, k),
-            (n,),
-            (self.moment_tiles, m, 2),
-            (n,),
-            (m, n),
-            (-(-n // self.tile[1]), m, 2),
+            *((m, k), (n, k), (n,), (self.moment_tiles, m, 2), (n,), (m, n)),
+            *((-(-n // self.tile[1]), m, 2), (m,), (n,)),
         ]
         return [shape for shape, given in zip(shapes, self._given(), strict=True) if given]
 
@@ -120,30 +142,31 @@ class PersistentRung(TensorRung):
         return [self.operand] * 2 + ["float32"] * (sum(self._given()) - 2)
 
     def _given(self) -> tuple[bool, ...]:
-        """Return which inputs there are: A, W, bias, moments, column sums, residual, row sums."""
-        return True, True, self.bias, self.norm, self.norm, self.residual, self.row_sums
+        """Return which inputs there are: A, W, bias, moments, column sums, residual, row sums, scales of both."""
+        scales = self.scales
+        return True, True, self.bias, self.norm, self.norm, self.residual, self.row_sums, scales, scales
 
     def draw(self, device: device, m: int, n: int, k: int) -> list[Tensor]:
         """Return A, W and, where asked for, the bias and the residual."""
-        import torch
-
-        drawn = super().draw(device, m, n, k)[:2]
-        generator = torch.Generator(device).manual_seed(2)
-        more = [(n,)] * self.bias + [(m, n)] * self.residual
-        return drawn + [torch.randn(shape, generator=generator, device=device) for shape in more]
+        shapes = [(m, k), (n, k), *[(n,)] * self.bias, *[(m, n)] * self.residual]
+        return [draw_normal(shape, device, seed) for seed, shape in enumerate(shapes)]
 
     def prepare(self, drawn: Sequence[Tensor]) -> list[Tensor]:
         import torch
 
-        a, w = (tensor.to(getattr(torch, self.operand)) for tensor in drawn[:2])
+        matrices = list(drawn[:2])
+        scales = [one.abs().amax(1).clamp_min(1e-30) / MOST_FLOAT8 for one in matrices] if self.scales else []
+        for index, scale in enumerate(scales):
+            matrices[index] = matrices[index] / scale[:, None]
+        a, w = (one.to(getattr(torch, self.operand)) for one in matrices)
         given = [a, w, *drawn[2 : 2 + self.bias]]
         if self.norm:
             wide = a.float()
             given += [torch.stack([wide.sum(1), wide.square().sum(1)], 1)[None], w.float().sum(1)]
         given += drawn[2 + self.bias :]
         if self.row_sums:
-            given.append(a.new_zeros(self.input_shapes(*self.sizes(given))[-1], dtype=torch.float32))
-        return given
+            given.append(drawn[0].new_zeros(-(-w.shape[0] // self.tile[1]), a.shape[0], 2))
+        return given + scales
 
     def truth(self, drawn: Sequence[Tensor]) -> Tensor:
         from torch.nn import functional
@@ -160,31 +183,45 @@ class PersistentRung(TensorRung):
             out = functional.gelu(out, approximate="tanh" if self.activation == "gelu tanh" else "none")
         return out + more[0] if self.residual else out
 
+    def refuse(self, m: int, n: int, k: int) -> str | None:
+        if self.norm and self.scales:
+            return "a norm is not folded into operands with scales"
+        return super().refuse(m, n, k)
+
     def arguments(self, inputs: Sequence[Tensor], out: Tensor, *scratch: Tensor) -> tuple[Any, ...]:
         from rooflane.families.ladder.tensor_map import encode_map
 
         rows, columns, _ = self.tile
         maps = [encode_map(inputs[0], rows), encode_map(inputs[1], columns // self.cluster)]
-        maps.append(maps[0] if self.residual else encode_map(out, BOX_ROWS))
+        direct = self.result == "float32"  # the copy engine stores outputs of 16 bits
+        maps.append(maps[0] if direct else encode_map(out, BOX_ROWS))
         left = iter(inputs[2:])
-        bias, moments, column_sums, residual, sums = (
+        bias, moments, column_sums, residual, sums, *scales = (
             next(left).data_ptr() if given else 0 for given in self._given()[2:]
         )
-        addresses = (bias, column_sums, moments, residual, out.data_ptr() if self.residual else 0, sums)
-        return (*maps, struct.pack("<6Qif", *addresses, self.moment_tiles, EPSILON), *self.sizes(inputs))
+        addresses = (bias, column_sums, moments, residual, out.data_ptr() if direct else 0, sums, *scales)
+        return (*maps, struct.pack("<8Qif", *addresses, self.moment_tiles, EPSILON), *self.sizes(inputs))
 
     def defines(self) -> dict[str, int | str]:
         return {
             "CLUSTER": self.cluster, "PINGPONG": int(self.pingpong), "BOXES": self.boxes, "BIAS": int(self.bias),
-            "ACTIVATION": ACTIVATIONS.index(self.activation), "NORM": int(self.norm),
-            "RESIDUAL": int(self.residual), "ROW_SUMS": int(self.row_sums),
+            "ACTIVATION": ACTIVATIONS.index(self.activation), "NORM": int(self.norm), "SCALES": int(self.scales),
+            "RESIDUAL": int(self.residual), "FLOAT_OUT": int(self.result == "float32"),
+            "ROW_SUMS": int(self.row_sums),
         } | super().defines()  # fmt: skip
 
 
-def persistent(name: str, columns: int, idea: str, predicted: float, reason: str, **more: Any) -> PersistentRung:
-    """Return a persistent rung whose tiles have so many columns: as many tiles in its ring as shared memory holds."""
+def persistent(
+    name: str, columns: int, idea: str, predicted: float, reason: str, operand: str = "float16", **more: Any
+) -> PersistentRung:
+    """Return a persistent rung whose tiles have so many columns: as many tiles in its ring as shared memory holds.
+
+    The output is float32 where there is a residual, else of the operands' own kind.
+    """
+    kind = OPERANDS[operand]
     stages, boxes = {256: (4, 2), 192: (5, 1), 128: (6, 2)}[columns]
-    staging = 0 if more.get("residual") else CONSUMER_WARPS * boxes * BOX_ROWS * LINE
+    result = "float32" if more.get("residual") else kind.result
+    direct = result == "float32"
     return PersistentRung(
         name=name,
         idea=idea,
@@ -193,15 +230,21 @@ def persistent(name: str, columns: int, idea: str, predicted: float, reason: str
         file="persistent.cu",
         kernel="gemm_persistent",
         threads=384,
-        tile=(128, columns, 64),
+        tile=(128, columns, LINE // kind.size),
         registers=168,
         blocks=1,
-        expected=("HGMMA", "UTMALDG", "USETMAXREG") + (() if more.get("residual") else ("UTMASTG", "STSM")),
-        shared_bytes=stages * ((128 + columns) * LINE + 2 * BARRIER) + staging,
+        expected=("QGMMA" if kind.size == 1 else "HGMMA", "UTMALDG", "USETMAXREG")
+        + (() if direct else ("UTMASTG", "STSM")),
+        shared_bytes=stages * ((128 + columns) * LINE + 2 * BARRIER)
+        + (0 if direct else CONSUMER_WARPS * boxes * BOX_ROWS * LINE),
         stages=stages,
         boxes=boxes,
-        accesses=(STAGE_OUTPUT,),
-        result="float32" if more.get("residual") else "float16",
+        accesses=() if direct else (STAGE_OUTPUT,),
+        operand=operand,
+        result=result,
+        mode=kind.mode,
+        bound=kind.bound,
+        multiples=(1, 8, 16 // kind.size),
         **more,
     )
 

@@ -1,15 +1,17 @@
-// What the tensor-core rungs share: D [M, N] = A [M, K] W [N, K]^T, operands of 16 bits, sums in float32.
+// What the tensor-core rungs share: D [M, N] = A [M, K] W [N, K]^T, sums in float32. OPERAND is the type of A and W:
+// 0 float16, 1 bfloat16, 2 float32 read as TF32, 3 float8 (e4m3).
 //
-// A tile of an operand in shared memory is 64 elements deep: 128 bytes a row, eight chunks of 16 bytes. Chunk c of row r
+// A tile of an operand in shared memory is BK elements deep: 128 bytes a row, eight chunks of 16 bytes. Chunk c of row r
 // lies in place c ^ r % 8 of its row. This is the 128-byte swizzle of the copy engine and of wgmma. Eight rows at one
 // depth then meet eight different groups of four banks. A tile starts at a multiple of 1,024 bytes.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
-typedef unsigned short half_t;  // the bits of an operand: float16, or bfloat16 where BF16
+typedef unsigned short half_t;  // 16 bits of an operand or of the output
 
 constexpr int LINE = 128;  // bytes of a row of a tile
-static_assert(BK * sizeof(half_t) == LINE, "a row of a tile is one line of the swizzle");
+constexpr int SLICES = 4;  // products of a row of a tile: an instruction of tensor cores takes 32 bytes of it
+static_assert(BK * (OPERAND == 2 ? 4 : OPERAND == 3 ? 1 : 2) == LINE, "a row of a tile is one line of the swizzle");
 
 __device__ __forceinline__ u32 shared_address(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
 
@@ -17,7 +19,7 @@ __device__ __forceinline__ u32 swizzled(int row, int chunk) { return row * LINE 
 
 __device__ __forceinline__ u32 pack(float low, float high) {
   u32 y;
-#if BF16
+#if OPERAND == 1
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
 #else
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));

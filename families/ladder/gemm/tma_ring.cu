@@ -50,8 +50,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       barrier_wait(full + place.slot * 8, place.parity);
       begin_products();
 #pragma unroll
-      for (int part = 0; part < BK / 16; part++)
-        multiply(sum, left + part * NEXT_DEPTHS, right + part * NEXT_DEPTHS, step > 0 || part > 0);
+      for (int part = 0; part < SLICES; part++)
+        multiply(sum, left + part * NEXT_SLICE, right + part * NEXT_SLICE, step > 0 || part > 0);
       end_products();
       await_products<1>();  // those of the step before
       if (step > 0 && threadIdx.x % 32 == 0) barrier_arrive(empty + before * 8);

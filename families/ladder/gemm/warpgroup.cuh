@@ -1,19 +1,28 @@
-// Products of a warpgroup (PTX ISA, wgmma.mma_async): 64 rows, BN columns, 16 depths, both operands in shared memory.
+// Products of a warpgroup (PTX ISA, wgmma.mma_async): 64 rows, BN columns, 32 bytes of depth, both operands in shared memory.
 //
 // A descriptor names an operand: the address of its first row and depth by 16 bytes, and in the high word the distance
-// of eight rows, 1,024 bytes, and the 128-byte swizzle. 16 depths further are 32 bytes further: the swizzle is a
-// function of the address, so it stays right as long as a tile starts at a multiple of 1,024 bytes.
+// of eight rows, 1,024 bytes, and the 128-byte swizzle. The next slice of depths is 32 bytes further: the
+// swizzle is a function of the address, so it stays right as long as a tile starts at a multiple of 1,024 bytes.
 //
 // The instruction names each sum, so that each BN has an instruction of its own.
 
 __device__ __forceinline__ u32 describe(u32 address) { return address >> 4 | 1 << 16; }
-constexpr u32 NEXT_DEPTHS = 2;                 // a descriptor 16 depths further
-constexpr u32 NEXT_ROWS = 64 * LINE >> 4;      // and 64 rows further
+constexpr u32 NEXT_SLICE = 32 >> 4;         // a descriptor 32 bytes of depth further
+constexpr u32 NEXT_ROWS = 64 * LINE >> 4;  // and 64 rows further
 
-#if BF16
-#define TYPES "k16.f32.bf16.bf16 "
-#else
+// Operands of 16 bits may lie along either side, and END says that these lie along K; others must.
+#if OPERAND == 0
 #define TYPES "k16.f32.f16.f16 "
+#define END ", 1, 1, 0, 0;\n}"
+#elif OPERAND == 1
+#define TYPES "k16.f32.bf16.bf16 "
+#define END ", 1, 1, 0, 0;\n}"
+#elif OPERAND == 2
+#define TYPES "k8.f32.tf32.tf32 "
+#define END ", 1, 1;\n}"
+#elif OPERAND == 3
+#define TYPES "k32.f32.e4m3.e4m3 "
+#define END ", 1, 1;\n}"
 #endif
 #define HIGH_WORD "0x40000040"
 #define TEN(t) "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, %" #t "5, %" #t "6, %" #t "7, %" #t "8, %" #t "9, "
@@ -48,11 +57,11 @@ constexpr u32 NEXT_ROWS = 64 * LINE >> 4;      // and 64 rows further
 #define ADD_NAME "%130"
 #endif
 
-// c [64, BN] = or (add) += 16 depths of the rows of both operands.
+// c [64, BN] = or (add) += a slice of the rows of both operands.
 __device__ __forceinline__ void multiply(float (&c)[BN / 2], u32 a, u32 w, int add) {
   asm volatile("{\n.reg .pred p;\n.reg .b64 left, right;\nsetp.ne.b32 p, " ADD_NAME ", 0;\n"
                "mov.b64 left, {" A_NAME ", " HIGH_WORD "};\nmov.b64 right, {" W_NAME ", " HIGH_WORD "};\n"
-               "wgmma.mma_async.sync.aligned." SHAPE TYPES "{" ALL_NAMES "}, left, right, p, 1, 1, 0, 0;\n}"
+               "wgmma.mma_async.sync.aligned." SHAPE TYPES "{" ALL_NAMES "}, left, right, p" END
                : ALL_SUMS
                : "r"(a), "r"(w), "r"(add));
 }

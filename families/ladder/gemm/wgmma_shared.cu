@@ -37,8 +37,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const u32 left = describe(from + group * 64 * LINE), right = describe(from + BM * LINE);
     begin_products();
 #pragma unroll
-    for (int part = 0; part < BK / 16; part++)
-      multiply(sum, left + part * NEXT_DEPTHS, right + part * NEXT_DEPTHS, step > 0 || part > 0);
+    for (int part = 0; part < SLICES; part++)
+      multiply(sum, left + part * NEXT_SLICE, right + part * NEXT_SLICE, step > 0 || part > 0);
     end_products();
     copy(step + AHEAD);
     await_products<1>();

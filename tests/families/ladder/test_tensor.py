@@ -69,14 +69,14 @@ def test_staging_writes_what_the_copy_engine_would():
 @pytest.mark.parametrize("base", [0, 1024, 5 * 1024])
 def test_a_descriptor_reads_the_rows_and_depths_that_it_names(rows, base):
     high = constant("warpgroup.cuh", r'#define HIGH_WORD "(\w+)"')
-    next_depths = constant("warpgroup.cuh", r"NEXT_DEPTHS = (\w+);") << 4
+    next_slice = constant("warpgroup.cuh", r"NEXT_SLICE = ([^;]+);") << 4
     eight_rows = (high & 0x3FFF) << 4
     assert high >> 30 == 1  # the 128-byte swizzle
     tile = numbered(rows)
     memory = np.concatenate([np.full(base // 2, -1), staged(tile)])
     row, depth = np.meshgrid(np.arange(rows), np.arange(16), indexing="ij")
     for part in range(DEPTH // 16):
-        start = base + part * next_depths
+        start = base + part * next_slice
         address = start + row // 8 * eight_rows + row % 8 * LINE + depth * 2
         assert (memory[hardware_swizzle(address) // 2] == tile[:, part * 16 : part * 16 + 16]).all()
 

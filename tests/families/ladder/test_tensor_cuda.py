@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from rooflane.families.ladder.gemm.tensor import TENSOR, PersistentRung, persistent
+from rooflane.families.ladder.gemm.tensor import OPERANDS, TENSOR, PersistentRung, persistent
 from rooflane.families.ladder.launch import bind, normwise_error
 from rooflane.families.runtime.host import missing_compiler
 
@@ -50,9 +50,10 @@ def check(rung, sizes: tuple[int, ...]) -> None:
 
 
 def with_operands(rung, name: str):
-    bound = {"float16": rung.bound, "bfloat16": 8 * rung.bound}[name]
+    """Return a rung with operands of another 16-bit type."""
+    kind = OPERANDS[name]
     result = rung.result if rung.result == "float32" else name
-    return dataclasses.replace(rung, operand=name, result=result, bound=bound)
+    return dataclasses.replace(rung, operand=name, result=result, bound=kind.bound)
 
 
 @pytest.mark.parametrize("sizes", PRODUCTS, ids=str)
