@@ -188,13 +188,13 @@ def _time_group(
     calls: dict[str, Callable[[], Any]] = dict(library)
     errors = {name: normwise_error(call(), truth) if name != COPY else 0.0 for name, call in library.items()}
     for rung in group:
-        inputs = rung.prepare(drawn)
+        own = rung.draw(device, *sizes)
         out = torch.empty(rung.output_shape(*sizes), dtype=getattr(torch, rung.result), device=device)
         # NaN bytes: an element that is not written is found.
         out.view(torch.uint8).fill_(0xFF)
-        calls[rung.name] = bind(rung, inputs, out)
+        calls[rung.name] = bind(rung, rung.prepare(own), out)
         calls[rung.name]()
-        errors[rung.name] = normwise_error(out, rung.truth(drawn))
+        errors[rung.name] = normwise_error(out, rung.truth(own))
     times = interleaved(calls)
     by_name = {rung.name: rung for rung in group}
     work = {name: by_name.get(name, first).work(*sizes) for name in calls} | {COPY: 2.0 * drawn[0].nbytes}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import math
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from rooflane.eval.device.ladder import LADDERS, examine, sizes_for
-from rooflane.families.ladder import gemm, reduce
+from rooflane.families.ladder import gemm, launch, reduce
 from rooflane.families.ladder.launch import RungError, bind, normwise_error, refuse_tensors
 from rooflane.families.resources.machine_code import find_disassembler, instructions
 from rooflane.families.resources.resource_gate import compare, load_record, measure, nvrtc_version
@@ -101,6 +103,49 @@ def test_tensors_that_a_rung_does_not_take_are_refused_by_name():
         assert refuse_tensors(rung, inputs, c) == "its inputs must be matrices, and all of them"
     with pytest.raises(RungError, match="rung naive of the gemm ladder: .* CUDA device"):
         bind(rung, [a, b], c)
+
+
+def test_a_launch_hands_the_driver_addresses_sizes_and_scratch(monkeypatch):
+    """A stand-in for the driver's function reads the parameters as the device would."""
+    seen = []
+
+    def driver(function, *sizes):
+        *sizes, stream, pointers, _ = sizes
+        places = (ctypes.c_void_p * 5).from_address(pointers)
+        addresses = [ctypes.c_uint64.from_address(place).value for place in places[:3]]
+        numbers = [ctypes.c_int32.from_address(place).value for place in places[3:]]
+        seen.append((function, sizes, stream, addresses, numbers))
+        return len(seen) - 1
+
+    made = []
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *size, device, **more: made.append(zeros(*size, **more)) or made[-1])
+    monkeypatch.setattr(launch, "refuse_tensors", lambda *given: None)
+    monkeypatch.setattr(launch, "_load", lambda *given: 77)
+    pointer = ctypes.c_void_p
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, pointer, *[ctypes.c_uint] * 7, pointer, pointer, pointer)
+    monkeypatch.setattr(launch, "_entry", lambda: kind(driver))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=3))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=5))
+    rung = named("sum grid stride")
+    x, out = torch.ones(1, 100), torch.empty(1)
+    call = bind(rung, [x], out)
+    call()
+    (scratch,) = made
+    assert scratch.numel() == 3 * rung.blocks + 2
+    assert seen == [
+        (77, [3 * rung.blocks, 1, 1, rung.threads, 1, 1, 0], 5, [x.data_ptr(), out.data_ptr(), scratch.data_ptr()],
+         [1, 100])
+    ]  # fmt: skip
+    with pytest.raises(RuntimeError, match="refused to launch rung sum grid stride with status 1"):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"), [(-2, b"\xfe\xff\xff\xff"), (1.0, b"\x00\x00\x80\x3f"), (b"\x01" * 128, b"\x01" * 128)]
+)
+def test_other_parameters_are_packed_as_the_kernel_reads_them(value, kept):
+    assert launch._parameter(value).raw == kept
 
 
 def test_the_error_is_normwise_and_a_missing_number_does_not_pass():
