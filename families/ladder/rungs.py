@@ -50,7 +50,7 @@ class Rung(ABC):
     registers: int
     blocks: int
     expected: tuple[str, ...]
-    constants: Mapping[str, int] = field(default_factory=dict, hash=False)
+    constants: Mapping[str, int] = field(default_factory=dict)
     shared_bytes: int = 0
     operand: str = "float32"
     result: str = "float32"

@@ -151,7 +151,9 @@ def test_other_parameters_are_packed_as_the_kernel_reads_them(value, kept):
 def test_the_error_is_normwise_and_a_missing_number_does_not_pass():
     truth = torch.tensor([3.0, 4.0], dtype=torch.float64)
     assert normwise_error(torch.tensor([3.0, 4.5]), truth) == pytest.approx(0.1)
-    assert math.isnan(normwise_error(torch.tensor([3.0, math.nan]), truth))
+    assert normwise_error(torch.tensor([3.0, math.nan]), truth) == math.inf
+    assert normwise_error(torch.zeros(2), torch.zeros(2)) == 0.0
+    assert normwise_error(torch.ones(2), torch.zeros(2)) == math.inf
 
 
 @pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.name)
