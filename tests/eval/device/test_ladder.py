@@ -177,6 +177,12 @@ def test_a_wrong_or_unwritten_element_fails_its_rung_and_rates_come_from_the_rou
     assert found["library fp16"].roof is None and 1e-5 < found["library fp16"].error < 1e-2
 
 
+def test_an_infinite_error_is_no_number_in_the_json():
+    arm = dataclasses.replace(timed(1e12, {"library fp32": 1.0}), error=math.inf)
+    (plain,) = ladder.as_plain(report_of("gemm", {"naive": arm}, {}))["arms"].values()
+    assert plain["error"] is None and plain["shares"]["library fp32"]["count"] == 5
+
+
 def test_each_task_is_compared_with_its_own_call_and_the_copy(capsys, monkeypatch, examined, tmp_path):
     arms = {
         "library sum": timed(4e12, {"library sum": 1.0, COPY: 0.95}),
