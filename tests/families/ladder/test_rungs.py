@@ -179,6 +179,7 @@ def test_the_truths_of_the_reductions_by_their_definitions():
     assert named("sum grid stride").truth([x[:1]]).item() == pytest.approx(math.fsum(x[0].tolist()))
 
 
+@pytest.mark.slow
 @needs_nvrtc
 @pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.name)
 def test_a_rung_keeps_its_registers_and_has_the_instructions_that_it_names(rung):
@@ -187,6 +188,7 @@ def test_a_rung_keeps_its_registers_and_has_the_instructions_that_it_names(rung)
     assert found.note == "" or find_disassembler() is None
 
 
+@pytest.mark.slow
 @needs_nvrtc
 def test_a_register_cap_that_costs_occupancy_fails():
     """A third block an SM leaves the register tiles 80 registers a thread: they spill, and the gate says so."""
@@ -197,6 +199,7 @@ def test_a_register_cap_that_costs_occupancy_fails():
     assert any("spilled" in fault for fault in examine(capped).faults)
 
 
+@pytest.mark.slow
 @needs_nvrtc
 def test_a_lifted_register_cap_loses_a_block_and_fails():
     """The other side of the cliff: of 1,024 threads with more than 32 registers each an SM holds one block, not two."""
@@ -208,6 +211,7 @@ def test_a_lifted_register_cap_loses_a_block_and_fails():
     assert "blocks an SM 2 -> 1" in line
 
 
+@pytest.mark.slow
 @needs_nvrtc
 def test_an_instruction_that_is_not_there_is_a_fault():
     rung = dataclasses.replace(named("naive"), expected=("FFMA", "HGMMA"), registers=8, blocks=32)
