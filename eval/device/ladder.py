@@ -136,14 +136,14 @@ def time_ladder(rungs: Sequence[Rung], sizes: tuple[int, ...]) -> dict[str, Any]
     precision = torch.get_float32_matmul_precision()
     refused = {rung.name: rung.refuse(*sizes_for(rung, sizes)) for rung in rungs}
     taken = [rung for rung in rungs if not refused[rung.name]]
-    groups: dict[tuple[int, ...], list[Rung]] = {}
+    groups: dict[str, list[Rung]] = {}
     for rung in taken:
-        groups.setdefault((*sizes_for(rung, sizes), getattr(rung, "task", "")), []).append(rung)
+        groups.setdefault(getattr(rung, "task", ""), []).append(rung)
     roofs = device_roofs(device)
     arms: dict[str, Timed] = {}
     try:
-        for (*own, _), group in groups.items():
-            arms |= _time_group(group, tuple(own), device, roofs)
+        for group in groups.values():
+            arms |= _time_group(group, sizes_for(group[0], sizes), device, roofs)
     finally:
         torch.set_float32_matmul_precision(precision)
     return {
@@ -159,7 +159,10 @@ def time_ladder(rungs: Sequence[Rung], sizes: tuple[int, ...]) -> dict[str, Any]
 
 def as_plain(report: Mapping[str, Any]) -> dict[str, Any]:
     """Return a report of `time_ladder` as plain values."""
-    return {**report, "arms": {name: asdict(arm) for name, arm in report["arms"].items()}}
+    plain = {name: asdict(arm) for name, arm in report["arms"].items()}
+    for arm in plain.values():
+        arm["error"] = arm["error"] if math.isfinite(arm["error"]) else None  # JSON has no infinity
+    return {**report, "arms": plain}
 
 
 def device_roofs(device: Any) -> dict[str, float]:
@@ -189,11 +192,10 @@ def _time_group(
     errors = {name: normwise_error(call(), truth) if name != COPY else 0.0 for name, call in library.items()}
     for rung in group:
         own = rung.draw(device, *sizes)
-        inputs = rung.prepare(own)
         out = torch.empty(rung.output_shape(*sizes), dtype=getattr(torch, rung.result), device=device)
         # NaN bytes: an element that is not written is found.
         out.view(torch.uint8).fill_(0xFF)
-        calls[rung.name] = bind(rung, inputs, out)
+        calls[rung.name] = bind(rung, rung.prepare(own), out)
         calls[rung.name]()
         errors[rung.name] = normwise_error(out, rung.truth(own))
     times = interleaved(calls)
@@ -238,9 +240,11 @@ def interleaved(calls: Mapping[str, Callable[[], Any]]) -> dict[str, list[list[i
         for name, call in calls.items()
     }
     times: dict[str, list[list[int]]] = {name: [] for name in calls}
-    for number in range(ROUNDS):
-        for name in sorted(calls, key=list(calls).index, reverse=bool(number % 2)):
+    order = list(calls)
+    for _ in range(ROUNDS):
+        for name in order:
             times[name].append(clock.spans(calls[name], [()] * counts[name], 0))
+        order.reverse()
     return times
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -70,9 +71,15 @@ def refuse_tensors(rung: Rung, inputs: Sequence[Tensor], out: Tensor) -> str | N
 
 
 def normwise_error(out: Tensor, truth: Tensor) -> float:
-    """Return |out - truth| / |truth| by the Frobenius norm in float64; NaN where an element of `out` is NaN."""
+    """Return |out - truth| / |truth| by the Frobenius norm in float64; infinite unless `out` is finite.
+
+    Where the truth is zero, the error is zero for zeros and infinite for others.
+    """
     truth = truth.double()
-    return ((out.double() - truth).norm() / truth.norm()).item()
+    apart, size = (out.double() - truth).norm().item(), truth.norm().item()
+    if not math.isfinite(apart) or not size:
+        return 0.0 if apart == 0 else math.inf
+    return apart / size
 
 
 @cache

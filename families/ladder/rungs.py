@@ -51,7 +51,7 @@ class Rung(ABC):
     registers: int
     blocks: int
     expected: tuple[str, ...]
-    constants: Mapping[str, int] = field(default_factory=dict, hash=False)
+    constants: Mapping[str, int] = field(default_factory=dict)
     shared_bytes: int = 0
     operand: str = "float32"
     result: str = "float32"
@@ -184,8 +184,8 @@ class ReduceRung(Rung):
     """A reduction of each row of X [rows, columns], row-major; the sum is that of one row.
 
     `task` names what is computed: rungs of one task are compared with one call of the library. A block takes a row, or
-    for a sum `per_block` elements; 0 stands for as many blocks as the device holds. A row of at most `longest` columns
-    fits a kernel that keeps it in registers.
+    for a sum `per_block` elements; 0 stands for as many blocks as the device holds. A kernel that keeps rows in
+    registers has `held` groups of four values a thread, and its blocks take as many rows as they hold.
     """
 
     LADDER = "reduce"
@@ -194,7 +194,12 @@ class ReduceRung(Rung):
     mode: str = "memory"
     task: str = "sum"
     per_block: int = 0
-    longest: int = MOST_COLUMNS
+    held: int = 0
+
+    @property
+    def longest(self) -> int:
+        """The most columns of a row."""
+        return self.held * 4 * self.threads or MOST_COLUMNS
 
     def refuse(self, rows: int, columns: int) -> str | None:
         if min(rows, columns) < 1:
@@ -204,6 +209,9 @@ class ReduceRung(Rung):
         return f"a row has at most {self.longest} columns, not {columns}" if columns > self.longest else None
 
     def grid(self, units: int, rows: int, columns: int) -> int:
+        if self.held:
+            span = next(span for span in (32, 64, self.threads) if columns <= self.held * 4 * span)
+            return -(-rows // (self.threads // span))
         if self.task != "sum":
             return rows
         return -(-columns // self.per_block) if self.per_block else units * self.blocks
@@ -234,7 +242,7 @@ class ReduceRung(Rung):
         return norm(x, x.shape[1:], eps=EPSILON)
 
     def defines(self) -> dict[str, int | str]:
-        return {"EPSILON": f"{EPSILON}f"} | super().defines()
+        return {"EPSILON": f"{EPSILON}f", "HELD": self.held} | super().defines()
 
     def work(self, rows: int, columns: int) -> float:
         return WORD * (rows * columns + math.prod(self.output_shape(rows, columns)))

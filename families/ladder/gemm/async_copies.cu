@@ -16,7 +16,7 @@ static_assert(BM == BN && THREADS == 128, "four warps, 2 x 2, of 64 x 64 outputs
 // Copy a word, or write a zero where `live` is false.
 __device__ __forceinline__ void copy_word(unsigned to, const char* from, bool live) {
   asm volatile(
-      "{.reg .pred dead; setp.eq.s32 dead, %2, 0;\ncp.async.ca.shared.global [%0], [%1], 4, dead;}" ::"r"(to),
+      "{.reg .pred dead; setp.eq.s32 dead, %2, 0;\ncp.async.ca.shared.global.L2::128B [%0], [%1], 4, dead;}" ::"r"(to),
       "l"(from), "r"((int)live));
 }
 

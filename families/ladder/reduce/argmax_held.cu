@@ -1,28 +1,24 @@
-// Held: each thread finds the largest of its values, then the block the largest of those; of equal ones the first wins.
+// Held: each thread finds its largest value, then its row folds value and column as one number of 64 bits. Of equal values
+// the first column wins. A row must have no NaN.
 #include "rows.cuh"
 
-struct Place {
-  float value;
-  int at;
-};
+typedef unsigned long long u64;
 
-__device__ __forceinline__ Place larger(Place a, Place b) {
-  return b.value > a.value || (b.value == a.value && b.at < a.at) ? b : a;
+// The value's bits, larger for larger values, above the column's, larger for earlier ones.
+__device__ __forceinline__ u64 key_of(float value, int column) {
+  const unsigned bits = __float_as_uint(value + 0.0f);  // -0 becomes 0
+  return (u64)(bits >> 31 ? ~bits : bits | 1u << 31) << 32 | ~(unsigned)column;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     argmax_held(const float* x, int* out, int rows, int columns) {
-  Row row = load_row(x, columns, -INFINITY);
-  Place best = {-INFINITY, columns - 1};
-  each(row, [&best, columns](float& value, int at) {
-    if (at < columns) best = larger(best, {value, at});
+  Row row = load_row(x, rows, columns, -INFINITY);
+  float top = row.value[0][0];
+  int place = row.column(0);
+  // A thread's columns ascend: a later one must be larger.
+  each(row, [&top, &place](float& value, int column) {
+    if (value > top) top = value, place = column;
   });
-  for (int step = 16; step; step /= 2)
-    best = larger(best, {__shfl_xor_sync(~0u, best.value, step), __shfl_xor_sync(~0u, best.at, step)});
-  __shared__ Place of_warps[THREADS / 32];
-  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = best;
-  __syncthreads();
-  if (threadIdx.x > 0) return;
-  for (int i = 1; i < THREADS / 32; i++) best = larger(best, of_warps[i]);
-  out[blockIdx.x] = best.at;
+  const u64 best = across_row(row, place < columns ? key_of(top, place) : 0, [](u64 a, u64 b) { return max(a, b); });
+  if (row.live && row.lane() == 0) out[row.number] = ~(unsigned)best;
 }

@@ -19,9 +19,9 @@ __device__ __forceinline__ Value across_warp(Value value, Fold fold) {
 }
 
 // Return the fold over the block to every thread.
-template <class Fold>
-__device__ __forceinline__ float across_block(float value, Fold fold) {
-  __shared__ float of_warps[THREADS / 32];
+template <class Value, class Fold>
+__device__ __forceinline__ Value across_block(Value value, Fold fold) {
+  __shared__ Value of_warps[THREADS / 32];
   value = across_warp(value, fold);
   __syncthreads();  // all have read the fold before
   if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = value;

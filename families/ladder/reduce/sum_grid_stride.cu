@@ -9,15 +9,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   const int whole = columns / 4, stride = gridDim.x * THREADS, first = blockIdx.x * THREADS + threadIdx.x;
   const float4* fours = (const float4*)x;
   float sum[4] = {whole * 4 + first < columns ? x[whole * 4 + first] : 0.0f};
-  int at = first;
-  for (; at + 3 * stride < whole; at += 4 * stride) {
+  for (int at = first; at < whole; at += 4 * stride) {
     float4 four[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) four[i] = __ldcs(fours + at + i * stride);
+    for (int i = 0; i < 4; i++) four[i] = i * stride < whole - at ? __ldcs(fours + at + i * stride) : float4{};
 #pragma unroll
     for (int i = 0; i < 4; i++) sum[i] += (four[i].x + four[i].y) + (four[i].z + four[i].w);
   }
-  for (; at < whole; at += stride) sum[0] += (fours[at].x + fours[at].y) + (fours[at].z + fours[at].w);
   const float of_block = across_block((sum[0] + sum[1]) + (sum[2] + sum[3]), Sum());
 
   unsigned* done = (unsigned*)scratch;

@@ -1,6 +1,7 @@
 // Shared tree: a block adds its elements in shared memory, half as many threads in each step, and adds once to memory.
 //
-// A block reads one element a thread and then meets nine barriers: it waits far more than it reads.
+// A block reads one element a thread, meets nine barriers, and sends two atomics to one line of memory. The atomics of
+// all blocks stand in line.
 #include "blocks.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)

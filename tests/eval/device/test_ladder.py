@@ -8,6 +8,7 @@ import math
 from xml.etree import ElementTree
 
 import pytest
+import torch
 
 from rooflane.eval.cli import main
 from rooflane.eval.commands import ladder as command
@@ -16,7 +17,7 @@ from rooflane.eval.device.ladder import COPY, Examined, Timed, compare_arms, fin
 from rooflane.eval.device.ladder_plot import plot_ladder
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.stats.mean import Interval
-from rooflane.families.ladder import gemm, reduce
+from rooflane.families.ladder import gemm, launch, reduce
 from rooflane.families.resources.resource_gate import Resources
 
 FOUND = Examined(Resources(100, 0, 1024, 2))
@@ -149,6 +150,37 @@ def test_a_timed_ladder_is_printed_drawn_and_fails_on_a_wrong_rung(capsys, monke
     assert {"naive", "async copies", "library fp32"} <= texts
     # A mode that no rung of the run has gets no roof.
     assert any("fp32 66.9" in (text or "") for text in texts) and not any("TF32 535" in (text or "") for text in texts)
+
+
+def test_a_wrong_or_unwritten_element_fails_its_rung_and_rates_come_from_the_rounds(monkeypatch):
+    """On a CPU, with torch in the kernels' place: every call takes a microsecond."""
+    right, wrong, unwritten = gemm.RUNGS[:3]
+
+    def bind(rung, inputs, out):
+        def call():
+            torch.mm(inputs[0], inputs[1].T, out=out)
+            if rung is wrong:
+                out[0, 0] += 1.0
+            if rung is unwritten:
+                out[3, 4] = poison
+
+        poison = out[3, 4].clone()
+        return call
+
+    monkeypatch.setattr(launch, "bind", bind)
+    monkeypatch.setattr(ladder, "interleaved", lambda calls: {name: [[1000]] * 4 for name in calls})
+    found = ladder._time_group(gemm.RUNGS[:3], (8, 16, 32), torch.device("cpu"), {"fp32": 2e10})
+    assert [found[rung.name].passed for rung in (right, wrong, unwritten)] == [True, False, False]
+    assert found[unwritten.name].error == math.inf and "above 1e-05" in found[wrong.name].why
+    assert found[right.name].rate == pytest.approx(2 * 8 * 16 * 32 / 1e-6)
+    assert found[right.name].roof == pytest.approx(8192 / 1e-6 / 2e10)
+    assert found["library fp16"].roof is None and 1e-5 < found["library fp16"].error < 1e-2
+
+
+def test_an_infinite_error_is_no_number_in_the_json():
+    arm = dataclasses.replace(timed(1e12, {"library fp32": 1.0}), error=math.inf)
+    (plain,) = ladder.as_plain(report_of("gemm", {"naive": arm}, {}))["arms"].values()
+    assert plain["error"] is None and plain["shares"]["library fp32"]["count"] == 5
 
 
 def test_each_task_is_compared_with_its_own_call_and_the_copy(capsys, monkeypatch, examined, tmp_path):
