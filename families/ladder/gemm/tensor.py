@@ -307,4 +307,40 @@ TENSOR = (
         "ping-pong", 128, "two warpgroups take tiles in turn: the end of one under the products of the other", 690.0,
         "nothing of a tile's end shows, but products of 128 columns read a fifth more of shared memory", pingpong=True,
     ),
+    persistent(
+        "bias", 256, "the cluster rung, with a bias", 725.0, "64 loads a thread from the L1, 67,000 cycles a tile",
+        bias=True,
+    ),
+    persistent(
+        "bias ReLU", 256, "a bias and a ReLU", 725.0, "one instruction an output more", bias=True, activation="relu",
+    ),
+    persistent(
+        "bias GELU", 256, "a bias and the exact GELU, by a polynomial", 700.0,
+        "11 instructions an output: 2,800 cycles of 70,000 a tile", bias=True, activation="gelu",
+    ),
+    persistent(
+        "bias tanh GELU", 256, "a bias and the GELU by tanh", 690.0,
+        "two special functions an output: 4,100 cycles of 71,000 a tile", bias=True, activation="gelu tanh",
+    ),
+    persistent(
+        "residual", 256, "a bias and a float32 residual; the output is float32", 650.0,
+        "128 MB of float32 take 30 us of device memory, and half of it shows", bias=True, residual=True,
+    ),
+    persistent(
+        "row sums", 256, "the residual, and the sum and sum of squares of each row for the next norm", 640.0,
+        "two multiply-adds an output more than the residual", bias=True, residual=True, row_sums=True,
+    ),
+    persistent(
+        "folded norm", 256, "LayerNorm of A's rows by two numbers a row behind the product", 715.0,
+        "two multiply-adds an output, and the moments of 128 rows a tile", bias=True, norm=True,
+    ),
+    persistent("bf16", 256, "the cluster rung in bfloat16", 740.0, "as fp16, at less power", operand="bfloat16"),
+    persistent(
+        "TF32", 256, "the cluster rung on float32 operands read as TF32", 370.0, "half the rate of fp16",
+        operand="float32",
+    ),
+    persistent(
+        "FP8 row scales", 256, "the cluster rung in float8 (e4m3), a scale for each row of A and of W", 1250.0,
+        "twice the rate of fp16, less what the power limit takes", operand="float8_e4m3fn",
+    ),
 )  # fmt: skip

@@ -147,9 +147,10 @@ def test_the_parts_of_shared_memory_fill_it(rung):
 
 @pytest.mark.parametrize("rung", TENSOR, ids=lambda rung: rung.name)
 def test_rows_of_other_than_16_bytes_are_refused_by_name(rung):
-    assert rung.refuse(1, 8, 8) is None
+    multiple = 16 // getattr(torch, rung.operand).itemsize
+    assert rung.refuse(1, 8, multiple) is None
     assert rung.refuse(5, 12, 64) == "N must be a multiple of 8, not 12"
-    assert rung.refuse(5, 16, 63) == "K must be a multiple of 8, not 63"
+    assert rung.refuse(5, 16, 3 * multiple + 1) == f"K must be a multiple of {multiple}, not {3 * multiple + 1}"
 
 
 @pytest.mark.parametrize("rung", PERSISTENT, ids=lambda rung: rung.name)
