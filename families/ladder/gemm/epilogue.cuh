@@ -25,6 +25,27 @@ struct Epilogue {
 constexpr int BOX_ROWS = 16, BOX_COLUMNS = LINE / 2, BOX_BYTES = BOX_ROWS * LINE;
 constexpr int STAGING_BYTES = FLOAT_OUT ? 0 : 8 * BOXES * BOX_BYTES;
 
+// Store four matrices of 8 x 8 of 16 bits; each lane gives the address of one row.
+__device__ __forceinline__ void store_matrices(u32 to, u32 a, u32 b, u32 c, u32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d)
+               : "memory");
+}
+
+// Store a box of shared memory; what lies outside of the matrix is left out.
+__device__ __forceinline__ void store_box(const TensorMap& map, int column, int row, u32 from) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map),
+               "r"(column), "r"(row), "r"(from)
+               : "memory");
+}
+
+__device__ __forceinline__ void end_store() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Wait until the copy engine has read all but the last LEFT boxes of this thread: their places are free.
+template <int LEFT>
+__device__ __forceinline__ void await_stores() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory");
+}
+
 __device__ __forceinline__ float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -88,8 +109,7 @@ __device__ __forceinline__ void finish(const Epilogue& epilogue, const TensorMap
   for (int box = 0; box < BN / BOX_COLUMNS; box++) {
 #if !FLOAT_OUT
     const u32 stage = staging + (warp * BOXES + box % BOXES) * BOX_BYTES;
-    // The box before the last BOXES - 1 has been read: its place is free.
-    if (lane == 0) asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(BOXES - 1) : "memory");
+    if (lane == 0) await_stores<BOXES - 1>();
     __syncwarp();
 #endif
 #pragma unroll
@@ -135,22 +155,16 @@ __device__ __forceinline__ void finish(const Epilogue& epilogue, const TensorMap
       }
 #if !FLOAT_OUT
       if (j % 2 == 1)
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                         stage + swizzled(lane % 16, j % 8 - 1 + lane / 16)),
-                     "r"(pack(c[4 * j - 4], c[4 * j - 3])), "r"(pack(c[4 * j - 2], c[4 * j - 1])),
-                     "r"(pack(c[4 * j], c[4 * j + 1])), "r"(pack(c[4 * j + 2], c[4 * j + 3]))
-                     : "memory");
+        store_matrices(stage + swizzled(lane % 16, j % 8 - 1 + lane / 16), pack(c[4 * j - 4], c[4 * j - 3]),
+                       pack(c[4 * j - 2], c[4 * j - 1]), pack(c[4 * j], c[4 * j + 1]), pack(c[4 * j + 2], c[4 * j + 3]));
 #endif
     }
 #if !FLOAT_OUT
     publish_shared();
     __syncwarp();
     if (lane == 0) {
-      if (row < m && column + box * BOX_COLUMNS < n)
-        asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map_d),
-                     "r"(column + box * BOX_COLUMNS), "r"(row), "r"(stage)
-                     : "memory");
-      asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+      if (row < m && column + box * BOX_COLUMNS < n) store_box(map_d, column + box * BOX_COLUMNS, row, stage);
+      end_store();
     }
 #endif
   }
@@ -162,6 +176,3 @@ __device__ __forceinline__ void finish(const Epilogue& epilogue, const TensorMap
   }
 #endif
 }
-
-// Wait until the copy engine has read all that this thread staged: shared memory must live that long.
-__device__ __forceinline__ void await_stores() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }

@@ -97,7 +97,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
       for (int i = 0; i < PARTS; i++)
         finish(epilogue, map_d, sum[i], staging, row + i * 64, tile.column * BN, tile.column, m, n, k);
     }
-    await_stores();
+    await_stores<0>();  // shared memory must live until it has been read
   }
   sync_cluster();
 }

@@ -41,17 +41,19 @@ __device__ __forceinline__ Tile find_tile(int index, int row_tiles, int column_t
 
 // ---- tiles copied by the threads ----------------------------------------------------------------------------------
 
-// Copy ROWS rows of an operand from `first` on, 16 bytes a copy; zeros where it has no row or no depth.
+// Copy 16 bytes, or write zeros where `live` is false.
+__device__ __forceinline__ void copy_chunk(u32 to, const half_t* from, bool live) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(live ? 16 : 0) : "memory");
+}
+
+// Copy ROWS rows of an operand from `first` on; zeros where it has no row or no depth.
 template <int ROWS>
 __device__ __forceinline__ void copy_rows(u32 to, const half_t* from, int first, int rows, int start, int k) {
   const int chunk = threadIdx.x % 8, depth = start + chunk * 8;
 #pragma unroll
   for (int row = threadIdx.x / 8; row < ROWS; row += THREADS / 8) {
     const bool live = first + row < rows && depth < k;
-    const half_t* source = live ? from + (size_t)(first + row) * k + depth : from;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + swizzled(row, chunk)), "l"(source),
-                 "r"(live ? 16 : 0)
-                 : "memory");
+    copy_chunk(to + swizzled(row, chunk), live ? from + (size_t)(first + row) * k + depth : from, live);
   }
 }
 

@@ -1,12 +1,14 @@
-// Products of a warpgroup (PTX ISA, wgmma.mma_async): 64 rows, BN columns, 32 bytes of depth, both operands in shared memory.
+// Products of a warpgroup (PTX ISA, wgmma.mma_async): 64 rows, BN columns, 32 bytes of depth. Both operands lie in
+// shared memory.
 //
 // A descriptor names an operand: the address of its first row and depth by 16 bytes, and in the high word the distance
-// of eight rows, 1,024 bytes, and the 128-byte swizzle. The next slice of depths is 32 bytes further: the
-// swizzle is a function of the address, so it stays right as long as a tile starts at a multiple of 1,024 bytes.
+// of eight rows, 1,024 bytes, and the 128-byte swizzle. The next slice of depths is 32 bytes further: the swizzle is a
+// function of the address, so it stays right as long as a tile starts at a multiple of 1,024 bytes.
 //
 // The instruction names each sum, so that each BN has an instruction of its own.
 
-__device__ __forceinline__ u32 describe(u32 address) { return address >> 4 | 1 << 16; }
+// The top byte of an address names the block of the cluster; a descriptor's address is in the block's own memory.
+__device__ __forceinline__ u32 describe(u32 address) { return (address & 0x3FFFF) >> 4 | 1 << 16; }
 constexpr u32 NEXT_SLICE = 32 >> 4;         // a descriptor 32 bytes of depth further
 constexpr u32 NEXT_ROWS = 64 * LINE >> 4;  // and 64 rows further
 

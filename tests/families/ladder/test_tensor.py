@@ -6,6 +6,7 @@ descriptor holds the address of the first element, and the distance of eight row
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import re
 from importlib.resources import files
@@ -14,10 +15,12 @@ import numpy as np
 import pytest
 import torch
 
+from rooflane.families.ladder import tensor_map
 from rooflane.families.ladder.gemm.tensor import (
     BOX_ROWS,
     CONSUMER_WARPS,
     LINE,
+    OPERANDS,
     READ_COLUMNS,
     READ_ROWS,
     TENSOR,
@@ -25,8 +28,11 @@ from rooflane.families.ladder.gemm.tensor import (
     persistent,
     swizzled,
 )
+from rooflane.families.resources.resource_gate import nvrtc_version
+from rooflane.families.runtime.cuda_kernel import compiler_report
 
 CPU = torch.device("cpu")
+needs_nvrtc = pytest.mark.skipif(nvrtc_version() is None, reason="needs NVRTC: pip install 'rooflane[hopper]'")
 DEPTH = LINE // 2  # operands of a row of a tile
 PERSISTENT = [rung for rung in TENSOR if isinstance(rung, PersistentRung)]
 SOURCE = {file.name: file.read_text() for file in files("rooflane.families.ladder.gemm").iterdir() if file.is_file()}
@@ -158,6 +164,39 @@ def test_a_launch_has_whole_clusters_and_no_more_than_the_device_or_the_output(r
     assert rung.grid(132, 1, 8, 8) == rung.cluster
     assert rung.grid(132, 1 << 14, 1 << 14, 64) == 132
     assert rung.grid(131, 1 << 14, 1 << 14, 64) == 131 // rung.cluster * rung.cluster
+
+
+@pytest.mark.parametrize("name", sorted(OPERANDS))
+def test_a_map_tells_the_driver_the_matrix_and_the_box(name, monkeypatch):
+    """A stand-in for the driver's function reads its arguments as the driver would."""
+    told, size = [], OPERANDS[name].size
+
+    def driver(room, kind, rank, address, sizes, strides, box, steps, *modes):
+        assert room % 64 == 0  # or the driver refuses
+        words = ctypes.c_uint64.from_address, ctypes.c_uint32.from_address
+        told.append((kind, rank, address, *(words[0](sizes + 8 * i).value for i in range(2)), words[0](strides).value))
+        told.append((*(words[1](at + 4 * i).value for at in (box, steps) for i in range(2)), *modes))
+        ctypes.memset(room, 7, 128)
+        return len(told) > 2
+
+    word, pointer = ctypes.c_uint32, ctypes.c_void_p
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, pointer, word, word, *[pointer] * 5, *[word] * 4)
+    monkeypatch.setattr(tensor_map, "_encoder", lambda: kind(driver))
+    matrix = torch.zeros(5, 48).to(getattr(torch, name))
+    assert tensor_map.encode_map(matrix, 96) == bytes([7]) * 128
+    # The driver's number of the type; widths before heights; then no interleaving, the swizzle, the L2's bytes, zeros.
+    number = {"float16": 6, "bfloat16": 9, "float32": 7, "float8_e4m3fn": 0}[name]
+    assert told == [(number, 2, matrix.data_ptr(), 48, 5, 48 * size), (128 // size, 96, 1, 1, 0, 3, 3, 0)]
+    with pytest.raises(RuntimeError, match=r"refused a tensor map of \[5, 48\]"):
+        tensor_map.encode_map(matrix, 96)
+
+
+@needs_nvrtc
+@pytest.mark.slow
+@pytest.mark.parametrize("rung", TENSOR, ids=lambda rung: rung.name)
+def test_products_are_not_serialized(rung):
+    """The assembler says so where it must wait after each product, which costs about half of the rate."""
+    assert "serialized" not in compiler_report(rung.source(), "sm_90a")
 
 
 def test_the_folded_norm_is_the_norm():
