@@ -44,5 +44,9 @@ __device__ __forceinline__ void take_registers() {
 }
 
 // A warpgroup waits at its own named barrier for the other one to give it the turn: 256 threads in all.
-__device__ __forceinline__ void await_turn(int group) { asm volatile("bar.sync %0, 256;" ::"r"(1 + group) : "memory"); }
-__device__ __forceinline__ void give_turn(int group) { asm volatile("bar.arrive %0, 256;" ::"r"(1 + group) : "memory"); }
+__device__ __forceinline__ void await_turn(int group) {
+  asm volatile("bar.sync %0, 256;" ::"r"(1 + group) : "memory");
+}
+__device__ __forceinline__ void give_turn(int group) {
+  asm volatile("bar.arrive %0, 256;" ::"r"(1 + group) : "memory");
+}

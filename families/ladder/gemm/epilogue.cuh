@@ -1,6 +1,6 @@
 // What is done to a product before it is stored, chosen at compile time:
 //   SCALES      times a scale of the row of A and one of the row of W, for operands of eight bits
-//   NORM        LayerNorm of the rows of A, folded: rstd (sum - mean column_sum), its scale in W and its shift in the bias
+//   NORM        LayerNorm of A's rows, folded: rstd (sum - mean column_sum); W holds its scale, the bias its shift
 //   BIAS        + bias
 //   ACTIVATION  1 ReLU, 2 GELU, 3 GELU by tanh
 //   RESIDUAL    + a float32 residual
@@ -16,8 +16,7 @@ struct Epilogue {
   const float* residual;     // [M, N]
   float* d;                  // [M, N], float32
   float2* sums;              // [tiles of columns, M]
-  const float* row_scales;   // [M]
-  const float* column_scales;  // [N]
+  const float *row_scales, *column_scales;  // [M], [N]
   int moment_tiles;
   float epsilon;
 };
@@ -27,7 +26,8 @@ constexpr int STAGING_BYTES = FLOAT_OUT ? 0 : 8 * BOXES * BOX_BYTES;
 
 // Store four matrices of 8 x 8 of 16 bits; each lane gives the address of one row.
 __device__ __forceinline__ void store_matrices(u32 to, u32 a, u32 b, u32 c, u32 d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d)
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c),
+               "r"(d)
                : "memory");
 }
 
@@ -81,8 +81,8 @@ __device__ __forceinline__ float quad_sum(float x) {
 }
 
 // Finish a warpgroup's sums [64, BN], whose first output is at `row` and `column`, and store them.
-__device__ __forceinline__ void finish(const Epilogue& epilogue, const TensorMap& map_d, float (&c)[BN / 2], u32 staging,
-                                       int row, int column, int column_tile, int m, int n, int k) {
+__device__ __forceinline__ void finish(const Epilogue& epilogue, const TensorMap& map_d, float (&c)[BN / 2],
+                                       u32 staging, int row, int column, int column_tile, int m, int n, int k) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   row += warp % 4 * 16;
   [[maybe_unused]] const int own[2] = {row + lane / 4, row + lane / 4 + 8};
@@ -156,7 +156,8 @@ __device__ __forceinline__ void finish(const Epilogue& epilogue, const TensorMap
 #if !FLOAT_OUT
       if (j % 2 == 1)
         store_matrices(stage + swizzled(lane % 16, j % 8 - 1 + lane / 16), pack(c[4 * j - 4], c[4 * j - 3]),
-                       pack(c[4 * j - 2], c[4 * j - 1]), pack(c[4 * j], c[4 * j + 1]), pack(c[4 * j + 2], c[4 * j + 3]));
+                       pack(c[4 * j - 2], c[4 * j - 1]), pack(c[4 * j], c[4 * j + 1]),
+                       pack(c[4 * j + 2], c[4 * j + 3]));
 #endif
     }
 #if !FLOAT_OUT

@@ -68,8 +68,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
       for (int i = 0; i < 4; i++)
 #pragma unroll
-        for (int j = 0; j < 8; j++)
-          multiply(sum[i][j], left[part % 2][i], right[part % 2][j / 2][j % 2 * 2], right[part % 2][j / 2][j % 2 * 2 + 1]);
+        for (int j = 0; j < 8; j++) {
+          const u32* columns = right[part % 2][j / 2] + j % 2 * 2;
+          multiply(sum[i][j], left[part % 2][i], columns[0], columns[1]);
+        }
     }
   }
 #pragma unroll

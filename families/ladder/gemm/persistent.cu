@@ -6,13 +6,13 @@
 //   cooperative  both warpgroups share a tile, 64 rows each
 //   PINGPONG     they take tiles in turn, and the epilogue of one runs under the products of the other
 //
-// Phases: step i of a block (of all its tiles) uses place i % STAGES for the (i / STAGES)-th time, and that is the phase
-// of full[] and of empty[]. full[] ends with the bytes of all copies, also those of the other block; empty[] with an
-// arrival of each warp that multiplies, of both blocks. A producer asks after phase i / STAGES - 1 of its own empty[], so
-// neither block's place is overwritten early. Both blocks of a cluster run the same steps; tiles behind the last row
-// are zeros and are not stored. With PINGPONG a warpgroup begins a tile when the other has waited for all steps
-// of the tile before (named barriers): it must not wait for a phase while the one before that is still open, since
-// parities tell two phases apart and no more. No block leaves before its cluster's last arrival.
+// Phases: step i of a block, counted over its tiles, uses place i % STAGES in phase i / STAGES of full[] and empty[].
+// A phase of full[] ends with the bytes of all copies, also those of the other block. A phase of empty[] ends with an
+// arrival of each warp that multiplies, of both blocks. A producer asks after phase i / STAGES - 1 of its own empty[],
+// so neither block's place is overwritten early. Both blocks of a cluster run the same steps; tiles behind the last row
+// are zeros and are not stored. With PINGPONG a warpgroup begins a tile when the other has waited for all steps of the
+// tile before (named barriers). It must not wait for a phase while the one before that is still open: parities tell
+// two phases apart and no more. No block leaves before its cluster's last arrival.
 #include "tensor_cores.cuh"
 #include "warpgroup.cuh"
 #include "bulk_copies.cuh"
@@ -32,7 +32,8 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
   const u32 ring = shared_address(shared), staging = ring + STAGES * STAGE;
   const u32 full = staging + STAGING_BYTES, empty = full + STAGES * 8;
   const u32 rank = block_rank();
-  const int steps = (k + BK - 1) / BK, row_tiles = (m + BM * CLUSTER - 1) / (BM * CLUSTER), column_tiles = (n + BN - 1) / BN;
+  const int steps = (k + BK - 1) / BK;
+  const int row_tiles = (m + BM * CLUSTER - 1) / (BM * CLUSTER), column_tiles = (n + BN - 1) / BN;
   const int tiles = row_tiles * column_tiles, first = blockIdx.x / CLUSTER, clusters = gridDim.x / CLUSTER;
   const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);
   if (threadIdx.x == 0) {

@@ -1,8 +1,8 @@
 // What the tensor-core rungs share: D [M, N] = A [M, K] W [N, K]^T, sums in float32. OPERAND is the type of A and W:
 // 0 float16, 1 bfloat16, 2 float32 read as TF32, 3 float8 (e4m3).
 //
-// A tile of an operand in shared memory is BK elements deep: 128 bytes a row, eight chunks of 16 bytes. Chunk c of row r
-// lies in place c ^ r % 8 of its row. This is the 128-byte swizzle of the copy engine and of wgmma. Eight rows at one
+// A tile of an operand in shared memory is BK elements deep: 128 bytes a row, eight chunks of 16 bytes. Chunk c of row
+// r lies in place c ^ r % 8 of its row. This is the 128-byte swizzle of the copy engine and of wgmma. Eight rows at one
 // depth then meet eight different groups of four banks. A tile starts at a multiple of 1,024 bytes.
 
 typedef unsigned int u32;
@@ -31,8 +31,8 @@ struct Tile {
   int row, column;
 };
 
-// Number the tiles of the output by bands of GROUP rows, column by column in a band. Blocks that run together then share
-// rows and columns of the operands, which stay in the L2.
+// Number the tiles of the output by bands of GROUP rows, column by column in a band. Blocks that run together then
+// share rows and columns of the operands, which stay in the L2.
 __device__ __forceinline__ Tile find_tile(int index, int row_tiles, int column_tiles) {
   const int first = index / (GROUP * column_tiles) * GROUP, within = index - first * column_tiles;
   const int rows = min(GROUP, row_tiles - first);

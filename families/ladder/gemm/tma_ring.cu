@@ -1,10 +1,10 @@
 // A ring filled by the copy engine: one thread asks for tiles of 128 x 64 and 256 x 64, and two warpgroups multiply.
 //
-// A copy of the engine takes one instruction and no registers, writes the swizzle itself, and fills zeros behind the ends
-// of the operands. Phases: place s of the ring is filled for the i-th time in phase i of full[s] and freed in phase i of
-// empty[s]. The producer fills it for the i-th time after phase i - 1 of empty[s]: it waits for the parity of i + 1, which
-// a new barrier lets through. A consumer warp arrives once at empty[s] for each phase of full[s], so nothing waits for
-// ever: the producer asks for each step's tile once, and each consumer frees it once.
+// A copy of the engine takes one instruction and no registers. It writes the swizzle itself, and zeros behind the ends
+// of the operands. Phases: place s of the ring is filled in phase i of full[s] for the i-th time, and freed in phase i of
+// empty[s]. The producer fills it for the i-th time after phase i - 1 of empty[s]: it waits for the parity of i + 1,
+// which a new barrier lets through. Nothing waits for ever: the producer asks for each step's tile once, and each
+// consumer warp frees it once.
 #include "tensor_cores.cuh"
 #include "warpgroup.cuh"
 #include "bulk_copies.cuh"

@@ -102,7 +102,21 @@ inline unsigned char* at(u32 address) { return blocks[address >> BLOCK_BITS].mem
 
 inline u32 swizzle(u32 address) { return address ^ (address >> 7 & 7) << 4; }
 
-inline float wide(const unsigned char* from) {
+// The number that an operand of so many bytes stands for: float16, float32 cut to TF32, or float8 (e4m3).
+inline float wide(const unsigned char* from, int size) {
+  if (size == 1) {
+    const int exponent = *from >> 3 & 15, fraction = *from & 7;
+    const float x = exponent ? ldexpf(8 + fraction, exponent - 10) : ldexpf(fraction, -9);
+    return *from >> 7 ? -x : x;
+  }
+  if (size == 4) {
+    u32 bits;
+    memcpy(&bits, from, 4);
+    bits &= ~0x1FFFu;
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+  }
   _Float16 x;
   memcpy(&x, from, 2);
   return x;
@@ -164,22 +178,22 @@ inline float shuffle_xor(float x, int mask) {
 
 struct Map {
   unsigned char* data;
-  unsigned long long columns, rows, box_rows;
+  unsigned long long columns, rows, box_rows, size;  // bytes of an element
 };
 
-// Bring a box of 16-bit elements into a block: zeros outside of the matrix.
+// Bring a box into a block, with zeros outside of the matrix.
 inline void copy_box(u32 to, const void* map, int column, int row, u32 barrier_at) {
   Map one;
   memcpy(&one, map, sizeof one);
   flights.push_back([=] {
     for (u32 r = 0; r < one.box_rows; r++)
-      for (u32 c = 0; c < 64; c++) {
+      for (u32 c = 0; c < 128 / one.size; c++) {
         const bool inside = row + r < one.rows && column + c < one.columns;
-        unsigned char* place = at(swizzle(to + r * 128 + c * 2));
+        unsigned char* place = at(swizzle(to + r * 128 + c * one.size));
         if (inside)
-          memcpy(place, one.data + ((row + r) * one.columns + column + c) * 2, 2);
+          memcpy(place, one.data + ((row + r) * one.columns + column + c) * one.size, one.size);
         else
-          memset(place, 0, 2);
+          memset(place, 0, one.size);
       }
     Barrier& full = barrier(barrier_at);
     full.bytes -= one.box_rows * 128;
@@ -212,22 +226,23 @@ inline void await(std::vector<Work>& groups, size_t left) {
 
 // ---- products -----------------------------------------------------------------------------------------------------
 
-// This thread's sums of 64 rows and `columns` columns, from 16 depths of both operands as their descriptors name them.
-inline void multiply(float* c, int columns, u32 a, u32 w, int add) {
+// This thread's sums of 64 rows and `columns` columns, from 32 bytes of depth of both operands as their descriptors name
+// them, of elements of `size` bytes.
+inline void multiply(float* c, int columns, u32 a, u32 w, int add, int size) {
   const u32 rank = current->rank, warp = current->thread.x % 128 / 32, lane = current->thread.x % 32;
   current->open_products.push_back([=] {
     auto element = [&](u32 descriptor, u32 row, u32 depth) {
-      const u32 linear = (descriptor & 0x3FFF) * 16 + row / 8 * 1024 + row % 8 * 128 + depth * 2;
-      return wide(at(swizzle(linear) | rank << BLOCK_BITS));
+      const u32 linear = (descriptor & 0x3FFF) * 16 + row / 8 * 1024 + row % 8 * 128 + depth * size;
+      return wide(at(swizzle(linear) | rank << BLOCK_BITS), size);
     };
     for (int i = 0; i < 2; i++) {
-      float left[16];
-      for (int d = 0; d < 16; d++) left[d] = element(a, warp * 16 + lane / 4 + 8 * i, d);
+      float left[32];
+      for (int d = 0; d < 32 / size; d++) left[d] = element(a, warp * 16 + lane / 4 + 8 * i, d);
       for (int j = 0; j < columns / 8; j++)
         for (int e = 0; e < 2; e++) {
           float& sum = c[4 * j + 2 * i + e];
           if (!add) sum = 0;
-          for (int d = 0; d < 16; d++) sum += left[d] * element(w, 8 * j + lane % 4 * 2 + e, d);
+          for (int d = 0; d < 32 / size; d++) sum += left[d] * element(w, 8 * j + lane % 4 * 2 + e, d);
         }
     }
   });
@@ -254,7 +269,7 @@ inline void multiply_fragments(float* c, const u32* a, u32 b0, u32 b1) {
   memcpy(warp.value[lane], own, sizeof own);
   sync_warp();
   auto element = [&](u32 line, u32 first, u32 depth) {
-    return wide((unsigned char*)&warp.value[line * 4 + depth % 8 / 2][first] + depth % 2 * 2);
+    return wide((unsigned char*)&warp.value[line * 4 + depth % 8 / 2][first] + depth % 2 * 2, 2);
   };
   for (int i = 0; i < 2; i++)
     for (int e = 0; e < 2; e++)
@@ -296,8 +311,10 @@ inline int run(int blocks_of_grid, int threads, int cluster, unsigned first_seed
     while (!fibers.empty()) {
       const long before = progress;
       // Warps in random order; the threads of one meet so often that their own order says nothing.
-      for (size_t start = fibers.size() / 32 * 32; start > 32; start -= 32)
-        std::swap_ranges(fibers.begin() + start - 32, fibers.begin() + start, fibers.begin() + chance(start / 32 - 1) * 32);
+      for (size_t start = fibers.size() / 32 * 32; start > 32; start -= 32) {
+        const auto end = fibers.begin() + start;
+        std::swap_ranges(end - 32, end, fibers.begin() + chance(start / 32 - 1) * 32);
+      }
       for (auto& fiber : fibers) {
         current = fiber.get();
         swapcontext(&scheduler, &fiber->context);
