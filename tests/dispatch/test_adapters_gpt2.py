@@ -1,4 +1,4 @@
-"""optimize() on transformers' own GPT-2 block; skipped where the extra `gpt2` is not installed."""
+"""optimize() on transformers' own GPT-2 block; skipped where the extra `models` is not installed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rooflane.dispatch import GPT2_BLOCK, OptimizeError, optimize
 pytestmark = pytest.mark.usefixtures("warnings_are_errors")
 
 gpt2 = pytest.importorskip(
-    "transformers.models.gpt2.modeling_gpt2", reason="needs transformers: pip install 'rooflane[gpt2]'"
+    "transformers.models.gpt2.modeling_gpt2", reason="needs transformers: pip install 'rooflane[models]'"
 )
 
 B, S, D, H = 3, 6, 32, 4
