@@ -83,6 +83,7 @@ class Call(NamedTuple):
     x: Tensor
     valid: Tensor | None
     causal: bool
+    bias: Tensor | None = None
 
 
 def read_x(module: nn.Module, causal: bool, *args: Any, **kwargs: Any) -> Call:
@@ -121,6 +122,9 @@ class BlockMapping:
     num_heads: str
     causal: bool | Callable[[nn.Module], bool]
     activation: str = ""
+    norm_first: Any = True
+    rotary_theta: Any = None
+    call: Any = None
     layers: str = ""
     final_norm: str = ""
     read: Callable[..., Call] = read_x
