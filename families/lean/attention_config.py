@@ -34,7 +34,7 @@ def padded_head_dim(head_dim: int) -> int:
     return max(16, 1 << (head_dim - 1).bit_length())
 
 
-def attention_config(head_dim: int, seq_len: int, shared_memory_bytes: int) -> AttentionConfig:
+def attention_config(head_dim: int, seq_len: int, shared_memory_bytes: int, *, biased: bool = False) -> AttentionConfig:
     """Return the configuration for a head width, a sequence length and a block's shared memory.
 
     Raises `ValueError` when the head is over `MAX_HEAD_DIM` or no configuration fits the shared memory.

@@ -92,7 +92,7 @@ def test_every_configuration_of_the_ladder_is_right(device):
     for width, length, _, config in LADDER:
         sequence = min(length or 70, 70)
         qkv = torch.randn(1, sequence, 3 * width, device=device, dtype=torch.float16)
-        out = attention(qkv, None, None, 1, True, config)
+        out = attention(qkv, None, None, 1, True, config=config)
         assert (out.double() - expected(qkv, None, 1, True)).abs().max() <= TOLERANCE, config
 
 
