@@ -123,7 +123,7 @@ def kernels_run(shape: Shape, form: Form, device: torch.device) -> bool:
         return False
     shared = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
     with suppress(ValueError):
-        return bool(attention_config(form.head_width(shape), shape.seq_len, shared))
+        return bool(attention_config(form.head_width(shape), shape.seq_len, shared, biased=form.score_bias))
     return False
 
 
