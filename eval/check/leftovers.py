@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any
@@ -43,9 +43,10 @@ AUTOCAST_TYPES = ("cpu", "cuda")
 TIMERS = {"ITIMER_REAL": signal.ITIMER_REAL, "ITIMER_VIRTUAL": signal.ITIMER_VIRTUAL, "ITIMER_PROF": signal.ITIMER_PROF}
 # Programs handle these to end cleanly, to follow their children or a terminal.
 ORDINARY_SIGNALS = {"SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGCHLD", "SIGPIPE", "SIGWINCH", "SIGCONT", "SIGTSTP"}
-# `sys.audit` takes as long as another call of C without a hook, and nine times that with one (Python 3.11).
-AUDIT_HOOKED = 2.5
-AUDIT_CALLS, AUDIT_ROUNDS = 200, 20
+# `sys.audit` takes as long as another call of C without a hook. The first hook adds eight times that, each further one
+# about three times (Python 3.12). A busy host moves a reading by less, and not three times in the same direction.
+AUDIT_HOOK = 1.5
+AUDIT_CALLS, AUDIT_ROUNDS, AUDIT_READINGS = 200, 50, 3
 # Tools 6 and 7 of `sys.monitoring` stand for `setprofile` and `settrace`.
 MONITORING_TOOLS = range(6)
 
@@ -110,7 +111,10 @@ class Leftovers:
         self._callbacks = list(gc.callbacks)
         self._handlers = _handlers()
         self._tools = _tools()
-        self._audited = _audit_cost() > AUDIT_HOOKED
+        # torch.compile and transformers import it; from Python 3.12 on it adds an audit hook of its own.
+        with suppress(ImportError):
+            import filelock  # noqa: F401
+        self._audit_cost = _audit_cost()
         self._found: list[str] = []
         self.findings: list[str] = []
         self.notes: list[str] = []
@@ -187,8 +191,9 @@ class Leftovers:
     def inspect(self) -> list[str]:
         """Return every finding; an audit hook, which no one can list or remove, is known by what an event costs."""
         self.look()
-        if not self._audited and _audit_cost() > AUDIT_HOOKED:
-            self._audited = True
+        limit = self._audit_cost + AUDIT_HOOK
+        if all(_audit_cost() > limit for _ in range(AUDIT_READINGS)):
+            self._audit_cost = float("inf")
             self._find("an audit hook was added")
         return self.findings
 
