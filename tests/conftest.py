@@ -52,13 +52,13 @@ def root() -> Path:
 
 
 @pytest.fixture(scope="session")
-def evaluate_at_once(tmp_path_factory) -> Callable[[Shape, list[list[str]]], list[Run]]:
+def evaluate_at_once(tmp_path_factory) -> Callable[[Shape, list[list[str]], int], list[Run]]:
     """Return a function that evaluates groups of candidates on the GPU, each group in a campaign at the same time.
 
-    A campaign has two processes, and a state folder of its own: a lock there lets one run alone on a device.
+    A campaign has a state folder of its own: a lock there lets one run alone on a device.
     """
 
-    def evaluate(shape: Shape, groups: list[list[str]]) -> list[Run]:
+    def evaluate(shape: Shape, groups: list[list[str]], processes: int) -> list[Run]:
         folder = tmp_path_factory.mktemp("at_once")
         row = shape.as_dict()
         (folder / "shapes.csv").write_text("\n".join(",".join(map(str, line)) for line in (row, row.values())) + "\n")
@@ -67,7 +67,7 @@ def evaluate_at_once(tmp_path_factory) -> Callable[[Shape, list[list[str]]], lis
             place = folder / str(number)
             place.mkdir()
             command = [sys.executable, "-c", "from rooflane.eval.cli import main; main()", "eval", "../shapes.csv"]
-            command += ["--device", "cuda", "--processes", "2", "--control", "identity", "--budget", "0.1"]
+            command += ["--device", "cuda", "--processes", str(processes), "--control", "identity", "--budget", "0.1"]
             command += [word for path in groups[number] for word in ("--candidate", path)]
             own = {"ROOFLANE_STATE_DIR": str(place / "state"), "TMPDIR": str(place)}
             done = subprocess.run(command, cwd=place, env=os.environ | own, capture_output=True, text=True)

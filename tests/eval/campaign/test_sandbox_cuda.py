@@ -78,7 +78,7 @@ def rows(tmp_path_factory, evaluate_at_once):
     for name, text in programs.items():
         (folder / f"{name}.py").write_text(text)
     # Each in a campaign of its own: a compiler takes up to a minute.
-    runs = evaluate_at_once(Shape("g", 4, 64, 64, 4, 64, 2), [[str(folder / f"{name}.py")] for name in programs])
+    runs = evaluate_at_once(Shape("g", 4, 64, 64, 4, 64, 2), [[str(folder / f"{name}.py")] for name in programs], processes=2)
     found = {(Path(row.arm).stem, row.process): row for run in runs for row in run.records() if row.kind == "candidate"}
     return [run.meta.sandbox for run in runs], found
 
@@ -96,11 +96,3 @@ def test_a_candidate_builds_and_runs_on_the_gpu(rows, name, process):
     assert row.status == "ok" and not row.integrity, (row.reason, row.integrity)
 
 
-@pytest.mark.parametrize("name", ["compiled", "dispatched_by_hand", "inline"])
-def test_the_second_process_finds_what_the_first_compiled(rows, name):
-    pair = [rows[1].get((name, process)) for process in (0, 1)]
-    if None in pair:
-        pytest.skip("no nvcc is here")
-    first, second = (row.setup_s for row in pair)
-    # What takes seconds to compile takes a fraction of it to load; a short set-up has nothing to save.
-    assert first < 5 or second < 0.7 * first, (first, second)

@@ -159,6 +159,7 @@ from rooflane.eval.check.leftovers import Leftovers
 
 sys.addaudithook(lambda event, arguments: None)
 left = Leftovers()
+import filelock
 print(left.inspect())
 sys.addaudithook(lambda event, arguments: None)
 print(left.inspect())
