@@ -78,7 +78,8 @@ def rows(tmp_path_factory, evaluate_at_once):
     for name, text in programs.items():
         (folder / f"{name}.py").write_text(text)
     # Each in a campaign of its own: a compiler takes up to a minute.
-    runs = evaluate_at_once(Shape("g", 4, 64, 64, 4, 64, 2), [[str(folder / f"{name}.py")] for name in programs], processes=2)
+    groups = [[str(folder / f"{name}.py")] for name in programs]
+    runs = evaluate_at_once(Shape("g", 4, 64, 64, 4, 64, 2), groups, processes=2)
     found = {(Path(row.arm).stem, row.process): row for run in runs for row in run.records() if row.kind == "candidate"}
     return [run.meta.sandbox for run in runs], found
 
@@ -94,5 +95,3 @@ def test_a_candidate_builds_and_runs_on_the_gpu(rows, name, process):
     if row is None:
         pytest.skip("no nvcc is here")
     assert row.status == "ok" and not row.integrity, (row.reason, row.integrity)
-
-
