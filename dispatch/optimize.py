@@ -82,7 +82,7 @@ def optimize(
     table = rules if isinstance(rules, RuleTable) else load_rules(rules)
     request = Request(table, profile, where if device is None else torch.device(device), on_unseen, cache_size)
     module = adapter(model, request)
-    module.ask([one if isinstance(one, Shape) else _shape_of_example(module, one, mask) for one in asked])
+    module.ask([(one, False) if isinstance(one, Shape) else _shape_of_example(module, one, mask) for one in asked])
     return module
 
 
@@ -110,8 +110,8 @@ def _find_adapter(model: nn.Module, mapping: BlockMapping | None) -> Callable[..
     raise OptimizeError(f"{name} is no module that optimize() can read: {TAKES}")
 
 
-def _shape_of_example(module: Any, x: Tensor, mask: Tensor | None) -> Shape:
-    """Return the shape of an example call; raises `OptimizeError` when no built forward could take that call."""
+def _shape_of_example(module: Any, x: Tensor, mask: Tensor | None) -> tuple[Shape, bool]:
+    """Return the shape of an example call and whether it has a bias; raises `OptimizeError` when none could take it."""
     import torch
 
     if not isinstance(x, torch.Tensor) or x.dim() != 3 or x.is_nested:
@@ -124,7 +124,7 @@ def _shape_of_example(module: Any, x: Tensor, mask: Tensor | None) -> Shape:
         )
     try:
         call = module.read(x) if mask is None else module.read(x, mask)
-        return module.shape_of(x, call.causal)
+        return module.shape_of(x, call.causal), call.bias is not None
     except (Unserved, ShapeError) as error:
         raise OptimizeError(f"the example call cannot be optimised: {error}") from None
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rooflane.dispatch.profile import Profile
@@ -78,11 +78,15 @@ def weights_at(path: str, part: tuple[int, int] = (0, 1), *, transposed: bool = 
 
 
 class Call(NamedTuple):
-    """One call as every family takes it: `x [B, S, D]`, `valid [B, S]` bool (True = real token) or None, causality."""
+    """One call as every family takes it: `x [B, S, D]`, `valid [B, S]` bool (True = real token) or None, causality.
+
+    `bias` has 4 dimensions that broadcast to `[B, H, S, S]`: bool (True = visible), or added to the scaled scores.
+    """
 
     x: Tensor
     valid: Tensor | None
     causal: bool
+    bias: Tensor | None = None
 
 
 def read_x(module: nn.Module, causal: bool, *args: Any, **kwargs: Any) -> Call:
@@ -99,13 +103,16 @@ def refuse_nothing(block: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class BlockMapping:
-    """Describe blocks that compute `x + attention(norm1(x))`, then `x + ffn_out(gelu(ffn_in(norm2(x))))`.
+    """Describe blocks that compute `x + attention(norm1(x))`, then `x + ffn_out(activation(ffn_in(norm2(x))))`.
 
-    `norm1` and `norm2` are paths of LayerNorm modules, `num_heads` the path of a number, `activation` that of the
-    exact (erf) GELU where the block keeps one. `layers` is the path of the blocks inside the module, "" when the
-    module is itself one block; `final_norm` that of the LayerNorm after them, "" when there is none. `causal` says
-    whether a call without a mask is causal, or asks the module. `read(module, causal, *args, **kwargs)` turns a call
-    into a `Call` or raises `Unserved`; `refuse(block)` returns why a block does not fit, or None.
+    Blocks that are not `norm_first` compute `norm1(x + attention(x))`, then `norm2(x + ffn(x))`. `norm1` and `norm2`
+    are paths of LayerNorm or RMSNorm modules, `num_heads` the path of a number. `activation` is the path of a callable,
+    which is recognised by its values; "" stands for the exact (erf) GELU. `rotary_theta` is the base of rotary
+    positions on q and k, as in `Form`. `layers` is the path of the blocks inside the module, "" when the module is
+    itself one block; `final_norm` that of the norm after them, "" when there is none. `causal` says whether a call
+    without a mask is causal, or asks the module. `read(module, causal, *args, **kwargs)` turns a call into a `Call` or
+    raises `Unserved`; `refuse(block)` returns why a block does not fit, or None. `call` is what a trial passes beside
+    x, or a function of block and x that returns it.
 
     A mapping is tried before it is used: the module's own output on a small input must be that of the mapped weights.
     """
@@ -121,6 +128,9 @@ class BlockMapping:
     num_heads: str
     causal: bool | Callable[[nn.Module], bool]
     activation: str = ""
+    norm_first: bool | Callable[[nn.Module], bool] = True
+    rotary_theta: float | None | Callable[[nn.Module], float | None] = None
+    call: Mapping[str, Any] | Callable[[nn.Module, Tensor], Mapping[str, Any]] = field(default_factory=dict)
     layers: str = ""
     final_norm: str = ""
     read: Callable[..., Call] = read_x
