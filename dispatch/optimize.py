@@ -23,7 +23,7 @@ ON_UNSEEN = ("fallback", "build", "error")
 CACHE_SIZE = 8
 TAKES = (
     "it takes a BaselineTransformer, torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer, transformers' "
-    "GPT2Block, and other pre-norm blocks with mapping=BlockMapping(...)"
+    "GPT2Block, and other blocks with mapping=BlockMapping(...)"
 )
 
 
