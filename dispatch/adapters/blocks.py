@@ -1,4 +1,4 @@
-"""Other pre-norm blocks, read through a BlockMapping."""
+"""Blocks of any making, read through a BlockMapping."""
 
 from __future__ import annotations
 
