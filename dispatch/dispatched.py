@@ -27,7 +27,7 @@ from rooflane.dispatch.profile import Profile, ProfileError
 from rooflane.dispatch.route import Route, RouteError, route
 from rooflane.families import registry
 from rooflane.families.runtime.watch import StructureChanged, note_writes
-from rooflane.shapes import DTYPE_BYTES, Shape, ShapeError
+from rooflane.shapes import DTYPE_BYTES, Form, Shape, ShapeError
 
 if TYPE_CHECKING:
     from rooflane.families.spec import Forward
@@ -36,8 +36,8 @@ DTYPE_NAMES = {torch_dtype(name): name for name in DTYPE_BYTES}
 SHARED = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set")
 
 
-# (batch_size, seq_len, causal)
-Key = tuple[int, int, bool]
+# (batch_size, seq_len, causal, whether a call brings a bias of the scores)
+Key = tuple[int, int, bool, bool]
 
 
 @dataclass(frozen=True)
@@ -139,14 +139,13 @@ class Dispatched(nn.Module):
         """The first shape asked for."""
         return next(iter(self._asked.values()))
 
-    def ask(self, shapes: Sequence[Shape]) -> None:
-        """Route the shapes and, where the weights are on the device asked for, build them."""
-        device = dtype_of(self._model), self._request.device
-        for shape in shapes:
-            self._check(shape, device[0])
-            key = (shape.batch_size, shape.seq_len, shape.causal)
+    def ask(self, shapes: Sequence[tuple[Shape, bool]]) -> None:
+        """Route shapes, each with or without a bias, and build them where the weights are on the device asked for."""
+        for shape, biased in shapes:
+            self._check(shape, dtype_of(self._model))
+            key = (shape.batch_size, shape.seq_len, shape.causal, biased)
             self._asked[key] = shape
-            self._routes[key] = self._route(shape, self._request.device)
+            self._routes[key] = self._route(shape, self._request.device, biased)
         weight = next(self._model.parameters())
         if weight.device.type == self._request.device.type:
             self._settle(weight)
@@ -201,22 +200,23 @@ class Dispatched(nn.Module):
                 )
             return self.original(*args, **kwargs)
         try:
-            x, valid, causal = self.read(*args, **kwargs)
-            return self.wrap(self._compute(x, valid, causal))
+            return self.wrap(self._compute(self.read(*args, **kwargs)))
         except Unserved as obstacle:
             self._note(obstacle)
             return self.original(*args, **kwargs)
 
-    def _compute(self, x: Tensor, valid: Tensor | None, causal: bool) -> Tensor:
+    def _compute(self, call: Call) -> Tensor:
         """Return the built forward's output; raises `Unserved` when none takes the call."""
         if self._outdated:
             self._describe_again()
-        forward = self._find(x, valid, causal)
+        x, valid, causal, bias = call
+        given = (x, valid) if bias is None else (x, valid, bias)
+        forward = self._find(x, valid, causal, bias is not None)
         try:
-            return forward(x, valid)
+            return forward(*given)
         except StructureChanged:
             self._describe_again()
-        return self._find(x, valid, causal)(x, valid)
+        return self._find(x, valid, causal, bias is not None)(*given)
 
     def _describe_again(self) -> None:
         """Read a module whose parts or settings were changed; raises `Unserved` unless it is one as before."""
@@ -248,7 +248,7 @@ class Dispatched(nn.Module):
             self._warned.add(obstacle.about)
             warnings.warn(f"this call runs the module's own forward: {obstacle}", stacklevel=6)
 
-    def _find(self, x: Tensor, valid: Tensor | None, causal: bool) -> Any:
+    def _find(self, x: Tensor, valid: Tensor | None, causal: bool, biased: bool) -> Any:
         if type(x) is not Tensor and type(x) is not nn.Parameter:
             raise Unserved("tensor", f"x is a {type(x).__name__}; every family takes plain tensors")
         if torch._C._functorch.peek_interpreter_stack() is not None:
@@ -274,14 +274,14 @@ class Dispatched(nn.Module):
             raise Unserved("shape", f"x is {tuple(x.shape)}, the module's width is {self._sizes.d_model}")
         if x.dtype is not self._dtype or x.device != self._device:
             self._move(x)
-        entry = self._built.get((batch, length, causal)) or self._first(x, causal)
+        entry = self._built.get((batch, length, causal, biased)) or self._first(x, causal, biased)
         if entry.forward is None:
             raise Unserved("shape", entry.reason)
         return entry.forward
 
-    def _first(self, x: Tensor, causal: bool) -> Built:
+    def _first(self, x: Tensor, causal: bool, biased: bool) -> Built:
         """Build for a shape that has no forward, if it was asked for or every shape is to be built."""
-        key = (x.shape[0], x.shape[1], causal)
+        key = (x.shape[0], x.shape[1], causal, biased)
         if key not in self._asked and self._request.on_unseen != "build":
             served = ", ".join(map(self._call_text, self._asked))
             raise Unserved("shape", f"x is {self._call_text(key)}, the dispatched forward was built for {served}")
@@ -294,7 +294,7 @@ class Dispatched(nn.Module):
 
     def _call_text(self, key: Key) -> str:
         how = "" if self._sizes.causal is not None else " causal" if key[2] else " not causal"
-        return f"{(*key[:2], self._sizes.d_model)}{how}"
+        return f"{(*key[:2], self._sizes.d_model)}{how}" + " with a bias on the scores" * key[3]
 
     def _move(self, x: Tensor) -> None:
         """Check the weights again for an x of another dtype or device; drop what was built for the old ones."""
@@ -311,22 +311,25 @@ class Dispatched(nn.Module):
     def _settle(self, weight: Tensor) -> None:
         self._device, self._dtype = weight.device, weight.dtype
 
-    def _route(self, shape: Shape, device: torch.device) -> Route:
+    def _form(self, biased: bool) -> Form:
+        return replace(self._sizes.form, score_bias=biased)
+
+    def _route(self, shape: Shape, device: torch.device, biased: bool) -> Route:
         given = self._request.profile
         profile = given if given is not None and given.kind == device.type else profile_of(device)
-        return route(shape, profile, self._request.rules, self._sizes.form)
+        return route(shape, profile, self._request.rules, self._form(biased))
 
     def _build(self, key: Key) -> Built:
         shape = self._asked.get(key) or self.shape_of(
             torch.empty(*key[:2], 0, dtype=self._dtype, device=self._device), key[2]
         )
         shape = replace(shape, dtype=DTYPE_NAMES[self._dtype])
-        chosen = self._route(shape, self._device)
+        chosen = self._route(shape, self._device, key[3])
         self._routes[key] = chosen
         spec = registry.load_families()[chosen.family]
         # What is packed during an inference-mode call must be writable when weights change outside that mode.
         with torch.inference_mode(False), torch.no_grad():
-            forward = spec.build(self.view(config_of(shape)), shape, self._device, **chosen.options)
+            forward = spec.build(self.view(config_of(shape), self._form(key[3])), shape, self._device, **chosen.options)
         return Built(forward, chosen)
 
     def _forget(self) -> None:
@@ -394,7 +397,7 @@ class DispatchedTransformer(Dispatched, BaselineTransformer):
         """Return the call as the families take it."""
         return Call(x, valid_token_mask, self._sizes.causal)
 
-    def view(self, config: Any) -> nn.Module:
+    def view(self, config: Any, form: Form) -> nn.Module:
         """Return the model itself: families read it as it is."""
         return self._model
 

@@ -7,7 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rooflane.dispatch.adapters.mapping import GPT2_BLOCK, BlockMapping, OptimizeError, Request, Unserved
+from rooflane.dispatch.adapters.known import REFUSED, known_of, qualified_name
+from rooflane.dispatch.adapters.mapping import BlockMapping, OptimizeError, Request, Unserved
 from rooflane.dispatch.profile import Profile
 from rooflane.dispatch.rule_files import load_rules
 from rooflane.dispatch.rules import RuleTable
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 ON_UNSEEN = ("fallback", "build", "error")
 CACHE_SIZE = 8
 TAKES = (
-    "it takes a BaselineTransformer, torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer, transformers' "
-    "GPT2Block, and other pre-norm blocks with mapping=BlockMapping(...)"
+    "it takes a BaselineTransformer, torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer, the blocks that "
+    "`rooflane models` lists, and others with mapping=BlockMapping(...)"
 )
 
 
@@ -41,10 +42,10 @@ def optimize(
 ) -> nn.Module:
     """Return a module that computes what `model` does, built by the families the rules choose.
 
-    `model` is a `BaselineTransformer`, `nn.TransformerEncoder`, `nn.TransformerEncoderLayer`, GPT-2 block, or what
-    `mapping` describes. `shape` is a `Shape`, an example input `[B, S, D]` (`mask` is then the second argument of the
-    example call), or several of either. The result shares the model's submodules: same state_dict keys, same forward
-    signature; padded rows of its output are 0.
+    `model` is a `BaselineTransformer`, `nn.TransformerEncoder`, `nn.TransformerEncoderLayer`, a block of a known class,
+    or what `mapping` describes. `shape` is a `Shape`, an example input `[B, S, D]` (`mask` is then the second argument
+    of the example call), or several of either. The result shares the model's submodules: same state_dict keys, same
+    forward signature; padded rows of its output are 0.
 
     Calls that no built forward takes (another shape or mask, gradients, dropout in training) run the model's own
     forward and warn once a kind. `on_unseen="build"` builds unseen shapes at their first call, `"error"` raises
@@ -82,7 +83,7 @@ def optimize(
     table = rules if isinstance(rules, RuleTable) else load_rules(rules)
     request = Request(table, profile, where if device is None else torch.device(device), on_unseen, cache_size)
     module = adapter(model, request)
-    module.ask([one if isinstance(one, Shape) else _shape_of_example(module, one, mask) for one in asked])
+    module.ask([(one, False) if isinstance(one, Shape) else _shape_of_example(module, one, mask) for one in asked])
     return module
 
 
@@ -102,16 +103,19 @@ def _find_adapter(model: nn.Module, mapping: BlockMapping | None) -> Callable[..
         return DispatchedEncoderLayer
     if all(hasattr(model, name) for name in ("config", "layers", "final_norm")):
         return DispatchedTransformer
+    known = known_of(model)
+    if known is not None:
+        return partial(DispatchedBlocks, mapping=known.mapping)
     name = type(model).__name__
-    if name == "GPT2Block" and type(model).__module__.startswith("transformers."):
-        return partial(DispatchedBlocks, mapping=GPT2_BLOCK)
+    if qualified_name(model) in REFUSED:
+        raise OptimizeError(f"{name} {REFUSED[qualified_name(model)]}; no family computes that")
     if isinstance(model, (nn.TransformerDecoder, nn.TransformerDecoderLayer, nn.Transformer)):
         raise OptimizeError(f"{name} has cross attention, which no family computes; optimize() refuses it: {TAKES}")
     raise OptimizeError(f"{name} is no module that optimize() can read: {TAKES}")
 
 
-def _shape_of_example(module: Any, x: Tensor, mask: Tensor | None) -> Shape:
-    """Return the shape of an example call; raises `OptimizeError` when no built forward could take that call."""
+def _shape_of_example(module: Any, x: Tensor, mask: Tensor | None) -> tuple[Shape, bool]:
+    """Return the shape of an example call and whether it has a bias; raises `OptimizeError` when none could take it."""
     import torch
 
     if not isinstance(x, torch.Tensor) or x.dim() != 3 or x.is_nested:
@@ -124,7 +128,7 @@ def _shape_of_example(module: Any, x: Tensor, mask: Tensor | None) -> Shape:
         )
     try:
         call = module.read(x) if mask is None else module.read(x, mask)
-        return module.shape_of(x, call.causal)
+        return module.shape_of(x, call.causal), call.bias is not None
     except (Unserved, ShapeError) as error:
         raise OptimizeError(f"the example call cannot be optimised: {error}") from None
 

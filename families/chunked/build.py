@@ -108,7 +108,8 @@ def _build(
         if weights.refresh() == UNFIT and wide is not None:
             return wide()(x, mask)
         with torch.no_grad():
-            x = x.contiguous()
+            # A mask of other strides may stay a view under reshape, and the kernels read it row behind row.
+            x, mask = x.contiguous(), mask if mask is None else mask.contiguous()
             out = torch.empty_like(x)
             for start in range(0, shape.batch_size, sequences):
                 part = slice(start, start + sequences)
