@@ -8,13 +8,17 @@ import warnings
 import pytest
 import torch
 
-from rooflane.dispatch import optimize
+from rooflane.dispatch import optimize, parse_rules
+from rooflane.dispatch.adapters.known import known_of
+from rooflane.dispatch.dispatched import Dispatched
 
 # Largest error of a float32 model of two layers, in units of its largest output, where that is over 1.
 TOLERANCE = 1e-4
 BATCH = 3
 # An output's own rounding, in the same units.
 ROUNDING = {torch.float16: 2**-11, torch.bfloat16: 2**-8}
+# The family that compiles nothing; tests/families compare the others with it.
+RULES = parse_rules('[[rule]]\nname = "all"\nwhen = {}\nfamily = "sdpa_flash"\nbecause = "a test"\n', "rules.toml")
 
 
 @pytest.fixture
@@ -28,18 +32,33 @@ def model(case):
     return model
 
 
-@pytest.fixture
-def fast(model):
-    return optimize(copy.deepcopy(model))
+def take(model):
+    """Return a copy of the model with its blocks taken."""
+    model = copy.deepcopy(model)
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if known_of(child) or isinstance(child, torch.nn.TransformerEncoder):
+                example = torch.empty(1, 2, 32, dtype=next(child.parameters()).dtype)
+                setattr(parent, name, optimize(child, example, rules=RULES, on_unseen="build"))
+    return model
 
 
 def run(case, model, inputs):
-    """Return the output that counts; a warning, such as that of a fallback, fails the test."""
+    """Return the output that counts. A warning, such as that of a call that is not served, fails the test."""
     dtype = next(model.parameters()).dtype
     inputs = {name: value.to(dtype) if value.is_floating_point() else value for name, value in inputs.items()}
     with torch.inference_mode(), warnings.catch_warnings():
         warnings.simplefilter("error")
         return case.output(model(**inputs))
+
+
+def served(model):
+    """Return the sizes and causality that the forwards of a model were built for, one of each of its parts."""
+    return [
+        {(route.shape.batch_size, route.shape.seq_len) for route in part.routes}
+        for part in model.modules()
+        if isinstance(part, Dispatched)
+    ]
 
 
 def expected(case, model, inputs):
@@ -52,11 +71,11 @@ def error(out, wanted):
     return float((out.double() - wanted).abs().max() / wanted.abs().max().clamp_min(1))
 
 
-def padded(case, model, batch):
+def padded(case, model):
     """Return inputs whose sequences end, or begin, at different places, and which outputs are of real tokens."""
-    inputs = case.inputs(batch)
+    inputs = case.inputs(BATCH)
     length = next(iter(inputs.values())).shape[1]
-    real = torch.arange(length) < torch.tensor([length, length - length // 3, length // 2])[:batch, None]
+    real = torch.arange(length) < torch.tensor([[length], [length - length // 3], [length // 2]])
     real = real.flip(1) if case.padding == "left" else real
     inputs["attention_mask"] = real.long()
     if case.padding == "samples":
@@ -65,17 +84,13 @@ def padded(case, model, batch):
     return inputs, real
 
 
-def served(model):
-    """Return the shapes and families of every built forward of a model, found where it was swapped."""
-    raise NotImplementedError
-
-
-@pytest.mark.parametrize("batch", [BATCH, 1, 0])
-def test_float32(case, model, fast, batch):
-    inputs = case.inputs(batch)
-    if batch == 0 and not case.takes_empty:
-        return
-    assert error(run(case, fast, inputs), expected(case, model, inputs)) < TOLERANCE
+def test_float32(case, model):
+    fast = take(model)
+    for batch in (BATCH, 1):
+        inputs = case.inputs(batch)
+        assert error(run(case, fast, inputs), expected(case, model, inputs)) < TOLERANCE
+    parts = served(fast)
+    assert parts and all({batch for batch, _ in built} >= {BATCH, 1} for built in parts)
 
 
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
@@ -84,4 +99,50 @@ def test_half_precision(case, model, dtype):
     inputs = case.inputs(BATCH)
     wanted = expected(case, model, inputs)
     own = error(run(case, model, inputs), wanted)
-    assert error(run(case, optimize(model), inputs), wanted) <= 2 * own + ROUNDING[dtype]
+    assert error(run(case, take(model), inputs), wanted) <= 2 * own + ROUNDING[dtype]
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_padded_and_ragged_batches(case, model, attention):
+    if hasattr(model, "set_attn_implementation"):
+        model.set_attn_implementation(attention)
+    fast = take(model)
+    inputs, real = padded(case, model) if case.padding else (case.inputs(BATCH), ...)
+    assert error(run(case, fast, inputs)[real], expected(case, model, inputs)[real]) < TOLERANCE
+    # The same forwards without a mask again.
+    inputs = case.inputs(BATCH)
+    assert error(run(case, fast, inputs), expected(case, model, inputs)) < TOLERANCE
+
+
+def test_an_empty_batch_does_what_the_model_does(case, model):
+    inputs = case.inputs(0)
+    try:
+        wanted = run(case, model, inputs)
+    except RuntimeError as error:
+        with torch.inference_mode(), pytest.raises(RuntimeError, match="0 elements"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            take(model)(**inputs)
+        assert "0 elements" in str(error)
+        return
+    fast = take(model)
+    with torch.inference_mode(), pytest.warns(UserWarning, match="this call runs the module's own forward"):
+        assert torch.equal(case.output(fast(**inputs)), wanted)
+
+
+def test_changed_weights_and_the_round_trip_of_the_state(case, model):
+    fast, inputs = take(model), case.inputs(BATCH)
+    before = run(case, fast, inputs)
+    # A step of a training loop through the taken model's own parameters.
+    optimizer = torch.optim.AdamW(fast.parameters(), lr=0.02)
+    for parameter in fast.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    stepped = run(case, fast, inputs)
+    assert error(stepped, before.double()) > 100 * TOLERANCE
+    # The state is the model's own: it loads into a fresh model, strictly.
+    assert list(fast.state_dict()) == list(model.state_dict())
+    original = copy.deepcopy(model)
+    model.load_state_dict(fast.state_dict())
+    assert error(stepped, expected(case, model, inputs)) < TOLERANCE
+    fast.load_state_dict(original.state_dict())
+    assert error(run(case, fast, inputs), before.double()) < 1e-6
