@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +34,7 @@ from rooflane.shapes import DTYPE_BYTES, Form, Shape, ShapeError
 if TYPE_CHECKING:
     from rooflane.families.spec import Forward
 
+_log = logging.getLogger("rooflane")
 DTYPE_NAMES = {torch_dtype(name): name for name in DTYPE_BYTES}
 SHARED = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set")
 
@@ -40,13 +43,18 @@ SHARED = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set")
 Key = tuple[int, int, bool, bool]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Built:
-    """A forward and the route that chose it; or, with `forward` None, the reason why there is none."""
+    """A forward and the route that chose it; or, with `forward` None, the reason why there is none.
+
+    `build_s` is what building took, the first call included, which compiles; `called` says whether there was one.
+    """
 
     forward: Forward | None
     route: Route | None = None
     reason: str = ""
+    build_s: float = 0.0
+    called: bool = False
 
 
 class BuiltForwards:
@@ -135,6 +143,11 @@ class Dispatched(nn.Module):
         return list(self._routes.values())
 
     @property
+    def form(self) -> Form:
+        """How the layers compute, beside their sizes."""
+        return self._sizes.form
+
+    @property
     def shape(self) -> Shape:
         """The first shape asked for."""
         return next(iter(self._asked.values()))
@@ -211,12 +224,23 @@ class Dispatched(nn.Module):
             self._describe_again()
         x, valid, causal, bias = call
         given = (x, valid) if bias is None else (x, valid, bias)
-        forward = self._find(x, valid, causal, bias is not None)
+        built = self._find(x, valid, causal, bias is not None)
         try:
-            return forward(*given)
+            return built.forward(*given) if built.called else self._first_call(built, given)
         except StructureChanged:
             self._describe_again()
-        return self._find(x, valid, causal, bias is not None)(*given)
+        return self._first_call(self._find(x, valid, causal, bias is not None), given)
+
+    def _first_call(self, built: Built, given: tuple[Tensor | None, ...]) -> Tensor:
+        """Call a built forward for the first time, which compiles what is in no cache, and say how long it took."""
+        start = perf_counter()
+        out = built.forward(*given)
+        built.called, built.build_s = True, built.build_s + perf_counter() - start
+        _log.info(
+            "%s for %s was built in %.2g s, its first call included; compiled kernels stay on the disk and are found "
+            "by the next process", built.route.family, built.route.shape.label(), built.build_s,
+        )  # fmt: skip
+        return out
 
     def _describe_again(self) -> None:
         """Read a module whose parts or settings were changed; raises `Unserved` unless it is one as before."""
@@ -248,7 +272,7 @@ class Dispatched(nn.Module):
             self._warned.add(obstacle.about)
             warnings.warn(f"this call runs the module's own forward: {obstacle}", stacklevel=6)
 
-    def _find(self, x: Tensor, valid: Tensor | None, causal: bool, biased: bool) -> Any:
+    def _find(self, x: Tensor, valid: Tensor | None, causal: bool, biased: bool) -> Built:
         if type(x) is not Tensor and type(x) is not nn.Parameter:
             raise Unserved("tensor", f"x is a {type(x).__name__}; every family takes plain tensors")
         if torch._C._functorch.peek_interpreter_stack() is not None:
@@ -277,7 +301,7 @@ class Dispatched(nn.Module):
         entry = self._built.get((batch, length, causal, biased)) or self._first(x, causal, biased)
         if entry.forward is None:
             raise Unserved("shape", entry.reason)
-        return entry.forward
+        return entry
 
     def _first(self, x: Tensor, causal: bool, biased: bool) -> Built:
         """Build for a shape that has no forward, if it was asked for or every shape is to be built."""
@@ -326,11 +350,12 @@ class Dispatched(nn.Module):
         shape = replace(shape, dtype=DTYPE_NAMES[self._dtype])
         chosen = self._route(shape, self._device, key[3])
         self._routes[key] = chosen
+        start = perf_counter()
         spec = registry.load_families()[chosen.family]
         # What is packed during an inference-mode call must be writable when weights change outside that mode.
         with torch.inference_mode(False), torch.no_grad():
             forward = spec.build(self.view(config_of(shape), self._form(key[3])), shape, self._device, **chosen.options)
-        return Built(forward, chosen)
+        return Built(forward, chosen, build_s=perf_counter() - start)
 
     def _forget(self) -> None:
         self._built = BuiltForwards(self._request.cache_size)
