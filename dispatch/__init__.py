@@ -1,6 +1,7 @@
 """Which family serves a shape, and why: ledger, device profiles, classifier, rules, router, optimize(). No torch."""
 
-from rooflane.dispatch.adapters.mapping import GPT2_BLOCK, BlockMapping, OptimizeError, WeightsAt, weights_at
+from rooflane.dispatch.adapters.known import GPT2_BLOCK
+from rooflane.dispatch.adapters.mapping import BlockMapping, OptimizeError, WeightsAt, weights_at
 from rooflane.dispatch.classify import BORDERLINE_MARGIN, REGIMES, Classification, classify, op_time
 from rooflane.dispatch.device import (
     device_profile,

@@ -341,7 +341,7 @@ class Dispatched(nn.Module):
     def _route(self, shape: Shape, device: torch.device, biased: bool) -> Route:
         given = self._request.profile
         profile = given if given is not None and given.kind == device.type else profile_of(device)
-        return route(shape, profile, self._request.rules, self._form(biased))
+        return route(shape, profile, self._request.rules, self._form(biased), may_compile=self._request.may_compile)
 
     def _build(self, key: Key) -> Built:
         shape = self._asked.get(key) or self.shape_of(
@@ -352,9 +352,10 @@ class Dispatched(nn.Module):
         self._routes[key] = chosen
         start = perf_counter()
         spec = registry.load_families()[chosen.family]
+        view = self.view(config_of(shape), self._form(key[3]))
         # What is packed during an inference-mode call must be writable when weights change outside that mode.
         with torch.inference_mode(False), torch.no_grad():
-            forward = spec.build(self.view(config_of(shape), self._form(key[3])), shape, self._device, **chosen.options)
+            forward = spec.build(view, shape, self._device, **chosen.options)
         return Built(forward, chosen, build_s=perf_counter() - start)
 
     def _forget(self) -> None:

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rooflane.dispatch.adapters.known import REFUSED, known_of, qualified_name
 from rooflane.dispatch.adapters.mapping import BlockMapping, OptimizeError, Request, Unserved
 from rooflane.dispatch.profile import Profile
 from rooflane.dispatch.rule_files import load_rules
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 ON_UNSEEN = ("fallback", "build", "error")
 CACHE_SIZE = 8
 TAKES = (
-    "it takes a BaselineTransformer, torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer, a known block of "
-    "transformers, timm or torchvision, and other blocks with mapping=BlockMapping(...)"
+    "it takes a BaselineTransformer, torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer, the blocks that "
+    "`rooflane models` lists, and others with mapping=BlockMapping(...)"
 )
 
 
@@ -41,10 +42,10 @@ def optimize(
 ) -> nn.Module:
     """Return a module that computes what `model` does, built by the families the rules choose.
 
-    `model` is a `BaselineTransformer`, `nn.TransformerEncoder`, `nn.TransformerEncoderLayer`, a known block, or what
-    `mapping` describes. `shape` is a `Shape`, an example input `[B, S, D]` (`mask` is then the second argument of the
-    example call), or several of either. The result shares the model's submodules: same state_dict keys, same forward
-    signature; padded rows of its output are 0.
+    `model` is a `BaselineTransformer`, `nn.TransformerEncoder`, `nn.TransformerEncoderLayer`, a block of a known class,
+    or what `mapping` describes. `shape` is a `Shape`, an example input `[B, S, D]` (`mask` is then the second argument
+    of the example call), or several of either. The result shares the model's submodules: same state_dict keys, same
+    forward signature; padded rows of its output are 0.
 
     Any other model is searched for stacks of known blocks. These are served in place and the model itself is returned;
     `restore(model)` undoes it, `served(model)` lists them. Such a model is called without a shape.
@@ -74,7 +75,9 @@ def optimize(
     adapter = _find_adapter(model, mapping)
     where = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     table = rules if isinstance(rules, RuleTable) else load_rules(rules)
-    request = Request(table, profile, where if device is None else torch.device(device), on_unseen, cache_size)
+    wanted = where if device is None else torch.device(device)
+    may_compile = shape is not None or rules is not None
+    request = Request(table, profile, wanted, on_unseen, cache_size, may_compile)
     if adapter is None:
         return _serve_in_place(model, asked, request)
     module = adapter(model, request)
@@ -108,8 +111,8 @@ def _serve_in_place(model: nn.Module, asked: list[Any], request: Request) -> nn.
 
     if asked:
         raise OptimizeError(
-            f"{type(model).__name__} is no module that optimize() can read with a shape: {TAKES}. A whole model is given "
-            "without a shape, and each shape is built at its first call"
+            f"{type(model).__name__} is no module that optimize() can read with a shape: {TAKES}. A whole model is "
+            "given without a shape, and each shape is built at its first call"
         )
     serve(model, request)
     return model
@@ -121,7 +124,6 @@ def _find_adapter(model: nn.Module, mapping: BlockMapping | None) -> Callable[..
 
     from rooflane.dispatch.adapters.blocks import DispatchedBlocks
     from rooflane.dispatch.adapters.encoder import DispatchedEncoder, DispatchedEncoderLayer
-    from rooflane.dispatch.adapters.known import known_of
     from rooflane.dispatch.dispatched import DispatchedTransformer
 
     if mapping is not None:
@@ -135,8 +137,10 @@ def _find_adapter(model: nn.Module, mapping: BlockMapping | None) -> Callable[..
     known = known_of(model)
     if known is not None:
         return partial(DispatchedBlocks, mapping=known.mapping)
+    name = type(model).__name__
+    if qualified_name(model) in REFUSED:
+        raise OptimizeError(f"{name} {REFUSED[qualified_name(model)]}; no family computes that")
     if isinstance(model, (nn.TransformerDecoder, nn.TransformerDecoderLayer)):
-        name = type(model).__name__
         raise OptimizeError(f"{name} has cross attention, which no family computes; optimize() refuses it: {TAKES}")
     return None
 

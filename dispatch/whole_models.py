@@ -64,8 +64,7 @@ def find_stacks(model: nn.Module) -> Iterator[tuple[str, nn.Module, Known | None
 
 def _known_blocks(module: nn.Module) -> Known | None:
     blocks = list(module) if isinstance(module, (nn.ModuleList, nn.Sequential)) else []
-    found = {known_of(block) for block in blocks}
-    return found.pop() if len(found) == 1 else None
+    return known_of(blocks[0]) if len(set(map(type, blocks))) == 1 else None
 
 
 def _is_list_of_blocks(module: nn.Module) -> bool:

@@ -251,7 +251,7 @@ class LinearView:
         """The projection's rows of the stored weight."""
         stored = attrgetter(self._where.weight)(self._block)
         part = self._part(stored.t() if self._where.transposed else stored)
-        part = part if self._scale is None else part * self._scale[:, None]
+        part = part if self.factor is None else part * self.factor[:, None]
         # Packers take contiguous weights, as every nn.Linear's are; they run when weights change, not at every call.
         return part.contiguous()
 
@@ -262,12 +262,12 @@ class LinearView:
         if stored is None:
             weight = self.weight
             return weight.new_zeros(weight.shape[0])
-        return self._part(stored) if self._scale is None else self._part(stored) * self._scale
+        return self._part(stored) if self.factor is None else self._part(stored) * self.factor
 
     @property
-    def _scale(self) -> Tensor | None:
-        """The factor on the output features, None where there is none."""
-        return attrgetter(self._where.scale)(self._block) if self._where.scale else None
+    def factor(self) -> Tensor | None:
+        """The factor `[out]` on the output features, None where there is none."""
+        return _found(self._block, self._where.scale) if self._where.scale else None
 
     def _part(self, stored: Tensor) -> Tensor:
         index, count = self._where.part
@@ -338,9 +338,10 @@ class StackView:
     def __init__(self, module: nn.Module, mapping: BlockMapping, config: TransformerConfig, form: Form) -> None:
         self.config = config
         self.form = form
-        self.folded = bool(mapping.out.scale or mapping.ffn_out.scale)
         self._module = module
         self.layers = [layer_view(block, mapping) for block in blocks_of(module, mapping)]
+        scaled = [part for layer in self.layers for part in (layer.attention.out_proj, layer.ffn_out)]
+        self.folded = any(part.factor is not None for part in scaled)
         self.final_norm = NormView(module, mapping.final_norm) if mapping.final_norm else None
 
     def parameters(self) -> Iterator[nn.Parameter]:

@@ -24,6 +24,7 @@ class Blocks(nn.Module):
     def __init__(self, layers: nn.Module) -> None:
         super().__init__()
         self.layers = layers
+        self.training = layers.training
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Run the blocks' own code in a row."""
@@ -41,8 +42,8 @@ def own_forward(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
 class Passing(threading.local):
     """What the first block of a stack returned in this thread, on its way through the later ones.
 
-    `out` is the output, None where the blocks run their own code; `result` is how the block returned it; `given` is what
-    the block was given.
+    `out` is the output, None where the blocks run their own code; `result` is how the first block returned it, `given`
+    what it was given.
     """
 
     out: Tensor | None = None
@@ -91,11 +92,11 @@ class DispatchedStack(DispatchedBlocks):
         capturing = sys.modules.get(CAPTURING)
         if capturing is not None and capturing._active_collector.get():
             raise Unserved("outputs", "it collects hidden states or attentions of every block")
-        return self._mapping.read(self._first, self._causal_alone(), *args, **kwargs)
+        return self._mapping.read(self._block, self._causal_alone(), *args, **kwargs)
 
     def original(self, *args: Any, **kwargs: Any) -> Any:
         """Run the first block's own code; the later ones run theirs."""
-        return own_forward(self._first, *args, **kwargs)
+        return own_forward(self._block, *args, **kwargs)
 
     def wrap(self, out: Tensor) -> Any:
         """Return the output the way a block does, and let the later blocks pass it on."""
@@ -123,12 +124,12 @@ class DispatchedStack(DispatchedBlocks):
         return passing.result
 
     @property
-    def _first(self) -> nn.Module:
+    def _block(self) -> nn.Module:
         return self._model.layers[0]
 
     def _causal_alone(self) -> bool:
         causal = self._mapping.causal
-        return causal(self._first) if callable(causal) else causal
+        return causal(self._block) if callable(causal) else causal
 
 
 class Step(InPlace):

@@ -1,0 +1,82 @@
+"""The block classes that optimize() takes without being told how, by their qualified names. Imports none of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rooflane.dispatch.adapters.known import hf, vision
+from rooflane.dispatch.adapters.known.hf import GPT2_BLOCK
+from rooflane.dispatch.adapters.mapping import BlockMapping
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["GPT2_BLOCK", "KNOWN", "REFUSED", "Known", "known_of", "qualified_name"]
+
+
+@dataclass(frozen=True)
+class Known:
+    """A block class by its module path and name, the models made of it, their usual form in words, its mapping."""
+
+    name: str
+    label: str
+    form: str
+    mapping: BlockMapping
+
+    @property
+    def library(self) -> str:
+        """The package that the class comes from."""
+        return self.name.partition(".")[0]
+
+
+def _hf(path: str, label: str, form: str, mapping: BlockMapping) -> Known:
+    model, kind = path.split(".")
+    return Known(f"transformers.models.{model}.modeling_{model}.{kind}", label, form, mapping)
+
+
+KNOWN = (
+    _hf("bert.BertLayer", "BERT, MiniLM", "post-norm", hf.BERT),
+    _hf("roberta.RobertaLayer", "RoBERTa", "post-norm", hf.BERT),
+    _hf("xlm_roberta.XLMRobertaLayer", "XLM-RoBERTa", "post-norm", hf.BERT),
+    _hf("electra.ElectraLayer", "ELECTRA", "post-norm", hf.BERT),
+    _hf("distilbert.TransformerBlock", "DistilBERT", "post-norm", hf.DISTILBERT),
+    _hf("vit.ViTLayer", "ViT", "pre-norm", hf.VIT),
+    _hf("deit.DeiTLayer", "DeiT", "pre-norm", hf.VIT),
+    _hf("dinov2.Dinov2Layer", "DINOv2", "pre-norm, LayerScale", hf.DINOV2),
+    _hf("clip.CLIPEncoderLayer", "CLIP vision and text", "pre-norm, quick GELU", hf.CLIP),
+    _hf("whisper.WhisperEncoderLayer", "Whisper encoder", "pre-norm", hf.WHISPER),
+    _hf("wav2vec2.Wav2Vec2EncoderLayer", "wav2vec2 base", "post-norm", hf.WAV2VEC2),
+    _hf("wav2vec2.Wav2Vec2EncoderLayerStableLayerNorm", "wav2vec2 stable", "pre-norm", hf.WAV2VEC2_STABLE),
+    _hf("esm.EsmLayer", "ESM-1b, ESM-2", "pre-norm, rotary positions", hf.ESM),
+    _hf("gpt2.GPT2Block", "GPT-2", "pre-norm, causal, tanh GELU", GPT2_BLOCK),
+    Known("timm.models.vision_transformer.Block", "ViT of timm", "pre-norm", vision.TIMM_BLOCK),
+    Known(
+        "torchvision.models.vision_transformer.EncoderBlock", "ViT of torchvision", "pre-norm", vision.TORCHVISION_BLOCK
+    ),
+)
+_BY_NAME = {known.name: known for known in KNOWN}
+# What stands in the way of blocks that are often asked for, by qualified name.
+REFUSED = {
+    f"transformers.models.{name.partition('.')[0]}.modeling_{name}": reason
+    for name, reason in {
+        "patchtst.PatchTSTEncoderLayer": "takes [batch, channels, patches, width], and normalises over the batch",
+        "t5.T5Block": "adds relative positions to scores that it does not scale",
+        "deberta_v2.DebertaV2Layer": "scores relative positions against queries and keys",
+        "swin.SwinLayer": "attends within windows of an image",
+        "modernbert.ModernBertEncoderLayer": "has a gated feed-forward",
+        "llama.LlamaDecoderLayer": "has a gated feed-forward",
+        "whisper.WhisperDecoderLayer": "has cross attention",
+        "bart.BartDecoderLayer": "has cross attention",
+    }.items()
+}
+
+
+def qualified_name(module: nn.Module) -> str:
+    """Return a module's class by its module path and name."""
+    return f"{type(module).__module__}.{type(module).__qualname__}"
+
+
+def known_of(module: nn.Module) -> Known | None:
+    """Return what is known of a module's class, or None. A subclass may compute something else, and is not known."""
+    return _BY_NAME.get(qualified_name(module))
