@@ -7,6 +7,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from threading import RLock
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -110,6 +111,7 @@ class Dispatched(nn.Module):
         # The module itself, kept out of the submodules so that state_dict keys stay its own: it is the forward to fall
         # back to, and what a family packs its weights from without ever calling back into this module.
         self.__dict__["_model"] = model
+        self._lock = RLock()
         self._request = request
         self._sizes: Sizes = self.describe(model)
         if dtype_of(model) not in DTYPE_NAMES:
@@ -220,16 +222,20 @@ class Dispatched(nn.Module):
 
     def _compute(self, call: Call) -> Tensor:
         """Return the built forward's output; raises `Unserved` when none takes the call."""
-        if self._outdated:
-            self._describe_again()
         x, valid, causal, bias = call
+        if not x.numel() and x.shape[-1:] == (self._sizes.d_model,):
+            return torch.empty_like(x)
         given = (x, valid) if bias is None else (x, valid, bias)
-        built = self._find(x, valid, causal, bias is not None)
-        try:
-            return built.forward(*given) if built.called else self._first_call(built, given)
-        except StructureChanged:
-            self._describe_again()
-        return self._first_call(self._find(x, valid, causal, bias is not None), given)
+        # Threads share built forwards, whose graphs have one input and one output memory; a launch takes microseconds.
+        with self._lock:
+            if self._outdated:
+                self._describe_again()
+            built = self._find(x, valid, causal, bias is not None)
+            try:
+                return built.forward(*given) if built.called else self._first_call(built, given)
+            except StructureChanged:
+                self._describe_again()
+            return self._first_call(self._find(x, valid, causal, bias is not None), given)
 
     def _first_call(self, built: Built, given: tuple[Tensor | None, ...]) -> Tensor:
         """Call a built forward for the first time, which compiles what is in no cache, and say how long it took."""
@@ -384,7 +390,11 @@ class Dispatched(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the built forwards out of copies and pickles; a copy builds its own at its first call."""
-        return self.__dict__ | {"_device": None, "_dtype": None}
+        return self.__dict__ | {"_device": None, "_dtype": None, "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the state of another one, with a lock of its own."""
+        super().__setstate__(state | {"_lock": RLock()})
 
 
 class DispatchedTransformer(Dispatched, BaselineTransformer):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from rooflane.dispatch.dispatched import Dispatched
+    from rooflane.dispatch.whole_models import Found
 
 ON_UNSEEN = ("fallback", "build", "error")
 CACHE_SIZE = 8
@@ -83,6 +84,20 @@ def optimize(
     module = adapter(model, request)
     module.ask([(one, False) if isinstance(one, Shape) else _shape_of_example(module, one, mask) for one in asked])
     return module
+
+
+def restore(model: nn.Module) -> nn.Module:
+    """Undo optimize() on a whole model: every block runs its class's own code again. Return the model."""
+    from rooflane.dispatch.whole_models import restore
+
+    return restore(model)
+
+
+def served(model: nn.Module) -> list[Found]:
+    """Return the stacks of blocks in a model: those served with their routes, the others with the reason."""
+    from rooflane.dispatch.whole_models import served
+
+    return served(model)
 
 
 def _asked(shape: Any, cache_size: int) -> list[Any]:

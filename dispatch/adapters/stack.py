@@ -61,8 +61,6 @@ class DispatchedStack(DispatchedBlocks):
     def __init__(self, layers: nn.Module, request: Request, mapping: BlockMapping) -> None:
         self.__dict__["_passing"] = Passing()
         super().__init__(Blocks(layers), request, mapping=replace(mapping, layers="layers"))
-        for index, block in enumerate(layers):
-            block.forward = Step(self, block, index)
 
     def describe(self, model: nn.Module) -> Sizes:
         """Return the stack's sizes; raises `OptimizeError` when the mapping or the function does not fit."""
@@ -71,6 +69,14 @@ class DispatchedStack(DispatchedBlocks):
             if own is not None and not isinstance(own, InPlace):
                 raise OptimizeError(f"block {index} has a forward of its own in the place of its class's")
         return super().describe(model)
+
+    def confirm(self) -> None:
+        """Try the mapping, and put a step of this stack on every block."""
+        super().confirm()
+        for index, block in enumerate(self._model.layers):
+            own = vars(block).get("forward")
+            if own is None or (own.stack, own.block, own.index) != (self, block, index):
+                block.forward = Step(self, block, index)
 
     def sample(self) -> nn.Module:
         """Return the first and the last block: describe() has found all of one class, size and form."""
