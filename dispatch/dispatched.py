@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from threading import RLock
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +35,7 @@ from rooflane.shapes import DTYPE_BYTES, Form, Shape, ShapeError
 if TYPE_CHECKING:
     from rooflane.families.spec import Forward
 
+_log = logging.getLogger("rooflane")
 DTYPE_NAMES = {torch_dtype(name): name for name in DTYPE_BYTES}
 SHARED = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set")
 
@@ -40,13 +44,18 @@ SHARED = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set")
 Key = tuple[int, int, bool, bool]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Built:
-    """A forward and the route that chose it; or, with `forward` None, the reason why there is none."""
+    """A forward and the route that chose it; or, with `forward` None, the reason why there is none.
+
+    `build_s` is what building took, the first call included, which compiles; `called` says whether there was one.
+    """
 
     forward: Forward | None
     route: Route | None = None
     reason: str = ""
+    build_s: float = 0.0
+    called: bool = False
 
 
 class BuiltForwards:
@@ -102,6 +111,7 @@ class Dispatched(nn.Module):
         # The module itself, kept out of the submodules so that state_dict keys stay its own: it is the forward to fall
         # back to, and what a family packs its weights from without ever calling back into this module.
         self.__dict__["_model"] = model
+        self._lock = RLock()
         self._request = request
         self._sizes: Sizes = self.describe(model)
         if dtype_of(model) not in DTYPE_NAMES:
@@ -133,6 +143,11 @@ class Dispatched(nn.Module):
     def routes(self) -> list[Route]:
         """The choice for every shape asked for or built since."""
         return list(self._routes.values())
+
+    @property
+    def form(self) -> Form:
+        """How the layers compute, beside their sizes."""
+        return self._sizes.form
 
     @property
     def shape(self) -> Shape:
@@ -207,16 +222,31 @@ class Dispatched(nn.Module):
 
     def _compute(self, call: Call) -> Tensor:
         """Return the built forward's output; raises `Unserved` when none takes the call."""
-        if self._outdated:
-            self._describe_again()
         x, valid, causal, bias = call
+        if not x.numel() and x.shape[-1:] == (self._sizes.d_model,):
+            return torch.empty_like(x)
         given = (x, valid) if bias is None else (x, valid, bias)
-        forward = self._find(x, valid, causal, bias is not None)
-        try:
-            return forward(*given)
-        except StructureChanged:
-            self._describe_again()
-        return self._find(x, valid, causal, bias is not None)(*given)
+        # Threads share built forwards, whose graphs have one input and one output memory; a launch takes microseconds.
+        with self._lock:
+            if self._outdated:
+                self._describe_again()
+            built = self._find(x, valid, causal, bias is not None)
+            try:
+                return built.forward(*given) if built.called else self._first_call(built, given)
+            except StructureChanged:
+                self._describe_again()
+            return self._first_call(self._find(x, valid, causal, bias is not None), given)
+
+    def _first_call(self, built: Built, given: tuple[Tensor | None, ...]) -> Tensor:
+        """Call a built forward for the first time, which compiles what is in no cache, and say how long it took."""
+        start = perf_counter()
+        out = built.forward(*given)
+        built.called, built.build_s = True, built.build_s + perf_counter() - start
+        _log.info(
+            "%s for %s was built in %.2g s, its first call included; compiled kernels stay on the disk and are found "
+            "by the next process", built.route.family, built.route.shape.label(), built.build_s,
+        )  # fmt: skip
+        return out
 
     def _describe_again(self) -> None:
         """Read a module whose parts or settings were changed; raises `Unserved` unless it is one as before."""
@@ -248,7 +278,7 @@ class Dispatched(nn.Module):
             self._warned.add(obstacle.about)
             warnings.warn(f"this call runs the module's own forward: {obstacle}", stacklevel=6)
 
-    def _find(self, x: Tensor, valid: Tensor | None, causal: bool, biased: bool) -> Any:
+    def _find(self, x: Tensor, valid: Tensor | None, causal: bool, biased: bool) -> Built:
         if type(x) is not Tensor and type(x) is not nn.Parameter:
             raise Unserved("tensor", f"x is a {type(x).__name__}; every family takes plain tensors")
         if torch._C._functorch.peek_interpreter_stack() is not None:
@@ -277,7 +307,7 @@ class Dispatched(nn.Module):
         entry = self._built.get((batch, length, causal, biased)) or self._first(x, causal, biased)
         if entry.forward is None:
             raise Unserved("shape", entry.reason)
-        return entry.forward
+        return entry
 
     def _first(self, x: Tensor, causal: bool, biased: bool) -> Built:
         """Build for a shape that has no forward, if it was asked for or every shape is to be built."""
@@ -317,7 +347,7 @@ class Dispatched(nn.Module):
     def _route(self, shape: Shape, device: torch.device, biased: bool) -> Route:
         given = self._request.profile
         profile = given if given is not None and given.kind == device.type else profile_of(device)
-        return route(shape, profile, self._request.rules, self._form(biased))
+        return route(shape, profile, self._request.rules, self._form(biased), may_compile=self._request.may_compile)
 
     def _build(self, key: Key) -> Built:
         shape = self._asked.get(key) or self.shape_of(
@@ -326,11 +356,13 @@ class Dispatched(nn.Module):
         shape = replace(shape, dtype=DTYPE_NAMES[self._dtype])
         chosen = self._route(shape, self._device, key[3])
         self._routes[key] = chosen
+        start = perf_counter()
         spec = registry.load_families()[chosen.family]
+        view = self.view(config_of(shape), self._form(key[3]))
         # What is packed during an inference-mode call must be writable when weights change outside that mode.
         with torch.inference_mode(False), torch.no_grad():
-            forward = spec.build(self.view(config_of(shape), self._form(key[3])), shape, self._device, **chosen.options)
-        return Built(forward, chosen)
+            forward = spec.build(view, shape, self._device, **chosen.options)
+        return Built(forward, chosen, build_s=perf_counter() - start)
 
     def _forget(self) -> None:
         self._built = BuiltForwards(self._request.cache_size)
@@ -358,7 +390,11 @@ class Dispatched(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the built forwards out of copies and pickles; a copy builds its own at its first call."""
-        return self.__dict__ | {"_device": None, "_dtype": None}
+        return self.__dict__ | {"_device": None, "_dtype": None, "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the state of another one, with a lock of its own."""
+        super().__setstate__(state | {"_lock": RLock()})
 
 
 class DispatchedTransformer(Dispatched, BaselineTransformer):

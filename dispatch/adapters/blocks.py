@@ -56,6 +56,10 @@ class DispatchedBlocks(Dispatched):
         self._returns_tuple = _try_mapping(self, max(self._tried, LEAST_LENGTH))
         self._tried = max(self._tried, LEAST_LENGTH)
 
+    def sample(self) -> nn.Module:
+        """Return the module that the mapping is tried on."""
+        return self._model
+
     def describe(self, model: nn.Module) -> Sizes:
         """Return the module's sizes; raises `OptimizeError` when the mapping or the function does not fit."""
         mapping = self._mapping
@@ -176,7 +180,7 @@ def _try_mapping(module: DispatchedBlocks, length: int) -> bool:
     with torch.device("cpu"):
         x = torch.randn(1, length, sizes.d_model, generator=generator, dtype=torch.float64)
         try:
-            model = copy.deepcopy(module._model).to("cpu", torch.float64)
+            model = copy.deepcopy(module.sample()).to("cpu", torch.float64)
             _draw(model, generator)
             with torch.no_grad():
                 own = model(x, **_arguments(model, module._mapping, x))

@@ -19,10 +19,19 @@ ACTIVATION_TOLERANCE = 1e-5
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
+# What transformers hangs on every block once hidden states were asked for; it does nothing while none are collected.
+COLLECTORS = ("transformers.utils.output_capturing",)
+
+
+class InPlace:
+    """Mark a forward that optimize() set on a module, which is no other function of the module's own."""
+
+
 def check_hooks(model: nn.Module) -> None:
     """Refuse forward hooks: a built forward never calls the submodules they hang on."""
     for name, module in model.named_modules():
-        if any(getattr(module, hooks) for hooks in HOOKS):
+        hanging = (hook for hooks in HOOKS for hook in getattr(module, hooks).values())
+        if any(getattr(hook, "__module__", "") not in COLLECTORS for hook in hanging):
             where = f"submodule {name!r}" if name else "module itself"
             raise OptimizeError(
                 f"{type(model).__name__} has a forward hook on the {where} ({type(module).__name__}), which a built "
@@ -72,7 +81,7 @@ def activation_of(model: nn.Module, activation: Callable[[Tensor], Tensor]) -> s
 def check_same_forward(part: nn.Module, kind: type[nn.Module], names: Iterable[str], where: str) -> None:
     """Refuse a part that is not of the kind, or a subclass with methods of its own."""
     own = [name for name in names if getattr(type(part), name, None) is not getattr(kind, name)]
-    own += [name for name in names if name in vars(part)]
+    own += [name for name in names if name in vars(part) and not isinstance(vars(part)[name], InPlace)]
     if not isinstance(part, kind) or own:
         how = f"overrides {', '.join(own)}" if isinstance(part, kind) else f"is no {kind.__name__}"
         raise OptimizeError(

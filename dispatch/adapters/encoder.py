@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from rooflane.baseline import TransformerConfig
 from rooflane.dispatch.adapters.blocks import StackView
 from rooflane.dispatch.adapters.checks import (
+    InPlace,
     activation_of,
     check_eval,
     check_hooks,
@@ -72,7 +73,20 @@ class _EncoderCalls(Dispatched):
         """Run the module's own forward, which ignores or refuses `is_causal=True` without a mask."""
         if mask is None and is_causal:
             mask = nn.Transformer.generate_square_subsequent_mask(src.shape[1], device=src.device, dtype=src.dtype)
+        if isinstance(vars(self._model).get("forward"), InPlace):
+            return type(self._model).forward(self._model, src, mask, padding, is_causal)
         return self._model(src, mask, padding, is_causal)
+
+
+class EncoderForward(InPlace):
+    """The forward of an encoder inside a model that is served in place."""
+
+    def __init__(self, stack: DispatchedEncoder) -> None:
+        self.stack = stack
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the encoder's output."""
+        return self.stack.forward(*args, **kwargs)
 
 
 class DispatchedEncoderLayer(_EncoderCalls, nn.TransformerEncoderLayer):

@@ -45,13 +45,17 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Request:
-    """What optimize() was asked beside the module: rules, profile, device, and what unseen shapes get."""
+    """What optimize() was asked beside the module: rules, profile, device, and what unseen shapes get.
+
+    `may_compile` is False where shapes come as they are met: torch.compile takes seconds for each.
+    """
 
     rules: RuleTable
     profile: Profile | None
     device: torch.device
     on_unseen: str
     cache_size: int
+    may_compile: bool
 
 
 @dataclass(frozen=True)

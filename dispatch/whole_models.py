@@ -1,0 +1,150 @@
+"""optimize() on a whole model: find its stacks of known blocks, serve them in place, list them, undo it."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from rooflane.dispatch.adapters.checks import InPlace
+from rooflane.dispatch.adapters.encoder import DispatchedEncoder, EncoderForward
+from rooflane.dispatch.adapters.known import REFUSED, Known, known_of, qualified_name
+from rooflane.dispatch.adapters.mapping import OptimizeError, Request
+from rooflane.dispatch.adapters.stack import DispatchedStack, Step
+from rooflane.dispatch.dispatched import Dispatched
+
+ENCODER = Known("torch.nn.TransformerEncoder", "PyTorch's encoder", "any", None)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A list of blocks in a model: its path, how many blocks it has, what is known of them, why they are not served.
+
+    `stack` is the served stack, None where the blocks run their own code.
+    """
+
+    path: str
+    blocks: int
+    block: str
+    known: Known | None
+    reason: str = ""
+    stack: Dispatched | None = None
+
+    def explain(self) -> str:
+        """Return the place, the blocks, and what serves them or why nothing does, on lines."""
+        head = f"{self.path or 'the model itself'}: {self.blocks} x {self.block.rpartition('.')[2]}"
+        if self.stack is None:
+            return f"{head}: not served: {self.reason}"
+        form = ", ".join(self.stack.form.differences()) or "pre-norm, exact GELU, a final norm"
+        lines = [f"{head}: served ({form})"]
+        for built in self.stack.routes:
+            lines.append(f"  {built.shape.label()}: {built.family}")
+        return "\n".join(lines)
+
+
+def find_stacks(model: nn.Module) -> Iterator[tuple[str, nn.Module, Known | None]]:
+    """Yield every list of blocks in a model, with its path and what is known of its blocks."""
+    inside: tuple[str, ...] = ()
+    seen: set[int] = set()
+    for path, module in model.named_modules():
+        if inside and path.startswith(inside):
+            continue
+        known = ENCODER if isinstance(module, nn.TransformerEncoder) else _known_blocks(module)
+        if known is None and not _is_list_of_blocks(module):
+            continue
+        inside = (*inside, f"{path}." if path else "")
+        if id(module) not in seen:
+            seen.add(id(module))
+            yield path, module, known
+
+
+def _known_blocks(module: nn.Module) -> Known | None:
+    blocks = list(module) if isinstance(module, (nn.ModuleList, nn.Sequential)) else []
+    return known_of(blocks[0]) if len(set(map(type, blocks))) == 1 else None
+
+
+def _is_list_of_blocks(module: nn.Module) -> bool:
+    """Return whether a list of modules looks like a stack: several of one class, each with attention inside."""
+    if not isinstance(module, (nn.ModuleList, nn.Sequential)) or not len(module):
+        return False
+    kinds = {type(block) for block in module}
+    if len(kinds) > 1:
+        return False
+    names = (name.lower() for name, _ in module[0].named_modules())
+    return any("attn" in name or "attention" in name for name in names)
+
+
+def serve(model: nn.Module, request: Request) -> list[Found]:
+    """Serve every stack of a model in place; return all stacks found, those that are refused with their reasons.
+
+    Raises `OptimizeError` when none can be served.
+    """
+    found = [_serve_one(path, module, known, request) for path, module, known in find_stacks(model)]
+    refused = [one for one in found if one.stack is None]
+    if len(refused) == len(found):
+        seen = "; ".join(one.explain() for one in refused) or _children(model)
+        raise OptimizeError(
+            f"{type(model).__name__} has no stack of blocks that optimize() can serve: {seen}. `rooflane models` lists "
+            "the blocks that it knows; others are described by mapping=BlockMapping(...)"
+        )
+    for one in refused:
+        warnings.warn(f"these blocks run their own code: {one.explain()}", stacklevel=3)
+    return found
+
+
+def _serve_one(path: str, module: nn.Module, known: Known | None, request: Request) -> Found:
+    block = "torch.nn.TransformerEncoderLayer" if known is ENCODER else qualified_name(module[0])
+    blocks = len(module.layers) if known is ENCODER else len(module)
+    place = Found(path, blocks, block, known)
+    own = _stack_of(module)
+    if own is not None:
+        return Found(**vars(place) | {"stack": own})
+    if known is None:
+        reason = REFUSED.get(block, "optimize() does not know this block; describe it with mapping=BlockMapping(...)")
+        return Found(**vars(place) | {"reason": reason})
+    try:
+        if known is ENCODER:
+            stack: Dispatched = DispatchedEncoder(module, request)
+            module.forward = EncoderForward(stack)
+        else:
+            stack = DispatchedStack(module, request, known.mapping)
+    except OptimizeError as error:
+        return Found(**vars(place) | {"reason": str(error)})
+    return Found(**vars(place) | {"stack": stack})
+
+
+def served(model: nn.Module) -> list[Found]:
+    """Return the stacks of a model: those that are served with their routes, the others with the reason."""
+    found = []
+    for path, module, known in find_stacks(model):
+        stack = _stack_of(module)
+        block = "torch.nn.TransformerEncoderLayer" if known is ENCODER else qualified_name(module[0])
+        reason = "" if stack else REFUSED.get(block, "optimize() was not called, or refused the blocks")
+        blocks = len(module.layers) if known is ENCODER else len(module)
+        found.append(Found(path, blocks, block, known, reason, stack))
+    return found
+
+
+def restore(model: nn.Module) -> nn.Module:
+    """Undo optimize() on a whole model: every block runs its class's own code again. Return the model."""
+    for module in model.modules():
+        if isinstance(vars(module).get("forward"), InPlace):
+            del module.forward
+    return model
+
+
+def _stack_of(module: nn.Module) -> Dispatched | None:
+    """Return what serves a list of blocks or an encoder now."""
+    first = module if isinstance(module, nn.TransformerEncoder) else module[0]
+    forward: Any = vars(first).get("forward")
+    return forward.stack if isinstance(forward, (Step, EncoderForward)) else None
+
+
+def _children(model: nn.Module) -> str:
+    kinds = Counter(type(module).__name__ for module in model.modules() if module is not model)
+    common = ", ".join(f"{count} {name}" for name, count in kinds.most_common(5))
+    return f"it has no list of blocks with attention, but {common or 'no parts'}"
