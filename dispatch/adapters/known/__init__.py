@@ -12,17 +12,20 @@ from rooflane.dispatch.adapters.mapping import BlockMapping
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["GPT2_BLOCK", "KNOWN", "REFUSED", "Known", "known_of", "qualified_name"]
+__all__ = ["ENCODER", "GPT2_BLOCK", "KNOWN", "REFUSED", "Known", "known_of", "qualified_name"]
 
 
 @dataclass(frozen=True)
 class Known:
-    """A block class by its module path and name, the models made of it, their usual form in words, its mapping."""
+    """A block class by its module path and name, the models made of it, their usual form in words, its mapping.
+
+    PyTorch's encoder has no mapping: an adapter of its own reads it.
+    """
 
     name: str
     label: str
     form: str
-    mapping: BlockMapping
+    mapping: BlockMapping | None
 
     @property
     def library(self) -> str:
@@ -35,6 +38,7 @@ def _hf(path: str, label: str, form: str, mapping: BlockMapping) -> Known:
     return Known(f"transformers.models.{model}.modeling_{model}.{kind}", label, form, mapping)
 
 
+ENCODER = Known("torch.nn.TransformerEncoder", "nn.TransformerEncoder", "post- or pre-norm", None)
 KNOWN = (
     _hf("bert.BertLayer", "BERT, MiniLM", "post-norm", hf.BERT),
     _hf("roberta.RobertaLayer", "RoBERTa", "post-norm", hf.BERT),
