@@ -38,25 +38,28 @@ def _hf(path: str, label: str, form: str, mapping: BlockMapping) -> Known:
     return Known(f"transformers.models.{model}.modeling_{model}.{kind}", label, form, mapping)
 
 
-ENCODER = Known("torch.nn.TransformerEncoder", "nn.TransformerEncoder", "post- or pre-norm", None)
+ENCODER = Known("torch.nn.TransformerEncoder", "nn.TransformerEncoder", "post- or pre-norm, ReLU or GELU", None)
 KNOWN = (
-    _hf("bert.BertLayer", "BERT, MiniLM", "post-norm", hf.BERT),
-    _hf("roberta.RobertaLayer", "RoBERTa", "post-norm", hf.BERT),
-    _hf("xlm_roberta.XLMRobertaLayer", "XLM-RoBERTa", "post-norm", hf.BERT),
-    _hf("electra.ElectraLayer", "ELECTRA", "post-norm", hf.BERT),
-    _hf("distilbert.TransformerBlock", "DistilBERT", "post-norm", hf.DISTILBERT),
-    _hf("vit.ViTLayer", "ViT", "pre-norm", hf.VIT),
-    _hf("deit.DeiTLayer", "DeiT", "pre-norm", hf.VIT),
-    _hf("dinov2.Dinov2Layer", "DINOv2", "pre-norm, LayerScale", hf.DINOV2),
+    _hf("bert.BertLayer", "BERT, MiniLM", "post-norm, GELU", hf.BERT),
+    _hf("roberta.RobertaLayer", "RoBERTa", "post-norm, GELU", hf.BERT),
+    _hf("xlm_roberta.XLMRobertaLayer", "XLM-RoBERTa", "post-norm, GELU", hf.BERT),
+    _hf("electra.ElectraLayer", "ELECTRA", "post-norm, GELU", hf.BERT),
+    _hf("distilbert.TransformerBlock", "DistilBERT", "post-norm, GELU", hf.DISTILBERT),
+    _hf("vit.ViTLayer", "ViT", "pre-norm, GELU", hf.VIT),
+    _hf("deit.DeiTLayer", "DeiT", "pre-norm, GELU", hf.VIT),
+    _hf("dinov2.Dinov2Layer", "DINOv2", "pre-norm, GELU, LayerScale", hf.DINOV2),
     _hf("clip.CLIPEncoderLayer", "CLIP vision and text", "pre-norm, quick GELU", hf.CLIP),
-    _hf("whisper.WhisperEncoderLayer", "Whisper encoder", "pre-norm", hf.WHISPER),
-    _hf("wav2vec2.Wav2Vec2EncoderLayer", "wav2vec2 base", "post-norm", hf.WAV2VEC2),
-    _hf("wav2vec2.Wav2Vec2EncoderLayerStableLayerNorm", "wav2vec2 stable", "pre-norm", hf.WAV2VEC2_STABLE),
-    _hf("esm.EsmLayer", "ESM-1b, ESM-2", "pre-norm, rotary positions", hf.ESM),
-    _hf("gpt2.GPT2Block", "GPT-2", "pre-norm, causal, tanh GELU", GPT2_BLOCK),
-    Known("timm.models.vision_transformer.Block", "ViT of timm", "pre-norm", vision.TIMM_BLOCK),
+    _hf("whisper.WhisperEncoderLayer", "Whisper encoder", "pre-norm, GELU", hf.WHISPER),
+    _hf("wav2vec2.Wav2Vec2EncoderLayer", "wav2vec2 base", "post-norm, GELU", hf.WAV2VEC2),
+    _hf("wav2vec2.Wav2Vec2EncoderLayerStableLayerNorm", "wav2vec2 stable", "pre-norm, GELU", hf.WAV2VEC2_STABLE),
+    _hf("esm.EsmLayer", "ESM-1b, ESM-2", "pre-norm, GELU, rotary positions in ESM-2", hf.ESM),
+    _hf("gpt2.GPT2Block", "GPT-2", "pre-norm, tanh GELU, causal", GPT2_BLOCK),
+    Known("timm.models.vision_transformer.Block", "ViT of timm", "pre-norm, GELU", vision.TIMM_BLOCK),
     Known(
-        "torchvision.models.vision_transformer.EncoderBlock", "ViT of torchvision", "pre-norm", vision.TORCHVISION_BLOCK
+        "torchvision.models.vision_transformer.EncoderBlock",
+        "ViT of torchvision",
+        "pre-norm, GELU",
+        vision.TORCHVISION_BLOCK,
     ),
 )
 _BY_NAME = {known.name: known for known in KNOWN}
