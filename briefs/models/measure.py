@@ -213,8 +213,8 @@ def render_table(path: Path) -> str:
     )  # fmt: skip
     note = (
         "event ms: median over processes; ratios: time of that arm over this one's; use: largest share of the "
-        "tolerance against float64, above 1 fails; error: norm of the difference over the norm; set-up: first process, nothing "
-        "compiled; again: a later process; MB: weights, copies and scratch of one call"
+        "tolerance against float64, above 1 fails; error: norm of the difference over the norm; set-up: first process, "
+        "nothing compiled; again: a later process; MB: weights, copies and scratch of one call"
     )
     facts = lines[0]["environment"]
     versions = [f"{name} {facts[name]}" for name in ("torch", "triton", "python") if facts.get(name)]
