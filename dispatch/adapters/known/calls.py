@@ -85,7 +85,8 @@ class Calls:
         implementation = self._implementation(block)
         if implementation not in ("", *IMPLEMENTATIONS):
             raise Unserved("attention", f"the block has {self._unread(block)}")
-        if theta:
+        # An example call may leave the positions out, which every call of the model has.
+        if rotary is not None:
             check_rotary(x, rotary, theta)
         if mask is not None and flag and not implementation:
             raise Unserved("mask", f"it passes is_causal=True and {self.mask}, which attention takes one at a time")

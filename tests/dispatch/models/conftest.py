@@ -51,15 +51,15 @@ WAV2VEC2 = SMALL | {
 class Model:
     """A model: how it is built, the inputs it is called with, and which of its outputs count.
 
-    `build()` returns it with weights drawn at random. `inputs(batch)` returns its arguments; `padding` is the side on
-    which it takes padded tokens, named by the argument `attention_mask [B, S]`, or "" where it takes none.
+    `build()` returns it with weights drawn at random, `inputs(batch)` its arguments. `padding` is the side on which it
+    takes padded tokens by an `attention_mask [B, S]`: "right", "left", "samples" where S counts more than the tokens,
+    or "" where it takes none.
     """
 
     build: Callable[[], nn.Module]
     inputs: Callable[[int], dict[str, Tensor]]
     padding: str = "right"
     output: Callable[[Any], Tensor] = lambda out: out.last_hidden_state
-    takes_empty: bool = True
 
 
 def _generator() -> torch.Generator:
