@@ -133,6 +133,11 @@ def _serve_in_place(model: nn.Module, asked: list[Any], request: Request) -> nn.
     return model
 
 
+def takes_shape(model: nn.Module) -> bool:
+    """Return whether a model is one stack of layers, for which optimize() takes a shape or an example."""
+    return _find_adapter(model, None) is not None
+
+
 def _find_adapter(model: nn.Module, mapping: BlockMapping | None) -> Callable[..., Dispatched] | None:
     """Return the dispatched class that reads modules like `model`, None for a whole model."""
     from torch import nn
