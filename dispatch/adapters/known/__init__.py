@@ -67,7 +67,7 @@ _BY_NAME = {known.name: known for known in KNOWN}
 REFUSED = {
     f"transformers.models.{name.partition('.')[0]}.modeling_{name}": reason
     for name, reason in {
-        "patchtst.PatchTSTEncoderLayer": "takes [batch, channels, patches, width], and by default normalises over the batch",
+        "patchtst.PatchTSTEncoderLayer": "takes [batch, channels, patches, width], and may normalise over the batch",
         "t5.T5Block": "adds relative positions to scores that it does not scale",
         "deberta_v2.DebertaV2Layer": "scores relative positions against queries and keys",
         "swin.SwinLayer": "attends within windows of an image",
