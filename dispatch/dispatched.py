@@ -144,6 +144,10 @@ class Dispatched(nn.Module):
         """The choice for every shape asked for or built since."""
         return list(self._routes.values())
 
+    def routes_on(self, profile: Profile) -> list[Route]:
+        """Return what a device would get for every shape asked for or built since; raises `RouteError`."""
+        return [self._route_on(chosen.shape, profile, key[3]) for key, chosen in self._routes.items()]
+
     @property
     def form(self) -> Form:
         """How the layers compute, beside their sizes."""
@@ -347,6 +351,9 @@ class Dispatched(nn.Module):
     def _route(self, shape: Shape, device: torch.device, biased: bool) -> Route:
         given = self._request.profile
         profile = given if given is not None and given.kind == device.type else profile_of(device)
+        return self._route_on(shape, profile, biased)
+
+    def _route_on(self, shape: Shape, profile: Profile, biased: bool) -> Route:
         return route(shape, profile, self._request.rules, self._form(biased), may_compile=self._request.may_compile)
 
     def _build(self, key: Key) -> Built:

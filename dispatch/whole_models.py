@@ -12,12 +12,10 @@ from torch import nn
 
 from rooflane.dispatch.adapters.checks import InPlace
 from rooflane.dispatch.adapters.encoder import DispatchedEncoder, EncoderForward
-from rooflane.dispatch.adapters.known import REFUSED, Known, known_of, qualified_name
+from rooflane.dispatch.adapters.known import ENCODER, REFUSED, Known, known_of, qualified_name
 from rooflane.dispatch.adapters.mapping import OptimizeError, Request
 from rooflane.dispatch.adapters.stack import DispatchedStack, Step
 from rooflane.dispatch.dispatched import Dispatched
-
-ENCODER = Known("torch.nn.TransformerEncoder", "PyTorch's encoder", "any", None)
 
 
 @dataclass(frozen=True)

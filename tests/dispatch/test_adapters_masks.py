@@ -59,7 +59,6 @@ def weights(scores, mask):
         (torch.randn(B, H, S, S, generator=torch.Generator().manual_seed(2)), "bias"),
         (torch.zeros(B, 1, S, S), "nothing"),
     ],
-    ids=str,
 )
 def test_a_mask_is_read_as_what_it_hides(mask, kind, x):
     call = read_mask(x, mask, H, padding=True)
@@ -112,7 +111,6 @@ def test_sizes_at_the_edges(shape):
         (torch.ones(B, 1, S, S, dtype=torch.int64), "of torch.int64"),
         (torch.zeros(B, 1, S, S, device="meta"), "on cpu, the attention mask on meta"),
     ],
-    ids=str,
 )
 def test_other_masks_are_left_to_the_block(mask, reason, x):
     with pytest.raises(Unserved, match=reason):

@@ -12,17 +12,20 @@ from rooflane.dispatch.adapters.mapping import BlockMapping
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["GPT2_BLOCK", "KNOWN", "REFUSED", "Known", "known_of", "qualified_name"]
+__all__ = ["ENCODER", "GPT2_BLOCK", "KNOWN", "REFUSED", "Known", "known_of", "qualified_name"]
 
 
 @dataclass(frozen=True)
 class Known:
-    """A block class by its module path and name, the models made of it, their usual form in words, its mapping."""
+    """A block class by its module path and name, the models made of it, their usual form in words, its mapping.
+
+    PyTorch's encoder has no mapping: an adapter of its own reads it.
+    """
 
     name: str
     label: str
     form: str
-    mapping: BlockMapping
+    mapping: BlockMapping | None
 
     @property
     def library(self) -> str:
@@ -35,24 +38,28 @@ def _hf(path: str, label: str, form: str, mapping: BlockMapping) -> Known:
     return Known(f"transformers.models.{model}.modeling_{model}.{kind}", label, form, mapping)
 
 
+ENCODER = Known("torch.nn.TransformerEncoder", "nn.TransformerEncoder", "post- or pre-norm, ReLU or GELU", None)
 KNOWN = (
-    _hf("bert.BertLayer", "BERT, MiniLM", "post-norm", hf.BERT),
-    _hf("roberta.RobertaLayer", "RoBERTa", "post-norm", hf.BERT),
-    _hf("xlm_roberta.XLMRobertaLayer", "XLM-RoBERTa", "post-norm", hf.BERT),
-    _hf("electra.ElectraLayer", "ELECTRA", "post-norm", hf.BERT),
-    _hf("distilbert.TransformerBlock", "DistilBERT", "post-norm", hf.DISTILBERT),
-    _hf("vit.ViTLayer", "ViT", "pre-norm", hf.VIT),
-    _hf("deit.DeiTLayer", "DeiT", "pre-norm", hf.VIT),
-    _hf("dinov2.Dinov2Layer", "DINOv2", "pre-norm, LayerScale", hf.DINOV2),
+    _hf("bert.BertLayer", "BERT, MiniLM", "post-norm, GELU", hf.BERT),
+    _hf("roberta.RobertaLayer", "RoBERTa", "post-norm, GELU", hf.BERT),
+    _hf("xlm_roberta.XLMRobertaLayer", "XLM-RoBERTa", "post-norm, GELU", hf.BERT),
+    _hf("electra.ElectraLayer", "ELECTRA", "post-norm, GELU", hf.BERT),
+    _hf("distilbert.TransformerBlock", "DistilBERT", "post-norm, GELU", hf.DISTILBERT),
+    _hf("vit.ViTLayer", "ViT", "pre-norm, GELU", hf.VIT),
+    _hf("deit.DeiTLayer", "DeiT", "pre-norm, GELU", hf.VIT),
+    _hf("dinov2.Dinov2Layer", "DINOv2", "pre-norm, GELU, LayerScale", hf.DINOV2),
     _hf("clip.CLIPEncoderLayer", "CLIP vision and text", "pre-norm, quick GELU", hf.CLIP),
-    _hf("whisper.WhisperEncoderLayer", "Whisper encoder", "pre-norm", hf.WHISPER),
-    _hf("wav2vec2.Wav2Vec2EncoderLayer", "wav2vec2 base", "post-norm", hf.WAV2VEC2),
-    _hf("wav2vec2.Wav2Vec2EncoderLayerStableLayerNorm", "wav2vec2 stable", "pre-norm", hf.WAV2VEC2_STABLE),
-    _hf("esm.EsmLayer", "ESM-1b, ESM-2", "pre-norm, rotary positions", hf.ESM),
-    _hf("gpt2.GPT2Block", "GPT-2", "pre-norm, causal, tanh GELU", GPT2_BLOCK),
-    Known("timm.models.vision_transformer.Block", "ViT of timm", "pre-norm", vision.TIMM_BLOCK),
+    _hf("whisper.WhisperEncoderLayer", "Whisper encoder", "pre-norm, GELU", hf.WHISPER),
+    _hf("wav2vec2.Wav2Vec2EncoderLayer", "wav2vec2 base", "post-norm, GELU", hf.WAV2VEC2),
+    _hf("wav2vec2.Wav2Vec2EncoderLayerStableLayerNorm", "wav2vec2 stable", "pre-norm, GELU", hf.WAV2VEC2_STABLE),
+    _hf("esm.EsmLayer", "ESM-1b, ESM-2", "pre-norm, GELU, rotary positions in ESM-2", hf.ESM),
+    _hf("gpt2.GPT2Block", "GPT-2", "pre-norm, tanh GELU, causal", GPT2_BLOCK),
+    Known("timm.models.vision_transformer.Block", "ViT of timm", "pre-norm, GELU", vision.TIMM_BLOCK),
     Known(
-        "torchvision.models.vision_transformer.EncoderBlock", "ViT of torchvision", "pre-norm", vision.TORCHVISION_BLOCK
+        "torchvision.models.vision_transformer.EncoderBlock",
+        "ViT of torchvision",
+        "pre-norm, GELU",
+        vision.TORCHVISION_BLOCK,
     ),
 )
 _BY_NAME = {known.name: known for known in KNOWN}
@@ -60,7 +67,7 @@ _BY_NAME = {known.name: known for known in KNOWN}
 REFUSED = {
     f"transformers.models.{name.partition('.')[0]}.modeling_{name}": reason
     for name, reason in {
-        "patchtst.PatchTSTEncoderLayer": "takes [batch, channels, patches, width], and normalises over the batch",
+        "patchtst.PatchTSTEncoderLayer": "takes [batch, channels, patches, width], and by default normalises over the batch",
         "t5.T5Block": "adds relative positions to scores that it does not scale",
         "deberta_v2.DebertaV2Layer": "scores relative positions against queries and keys",
         "swin.SwinLayer": "attends within windows of an image",

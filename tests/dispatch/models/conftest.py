@@ -218,6 +218,11 @@ def vision() -> None:
         pytest.importorskip(name, reason="needs timm and torchvision: pip install 'rooflane[models]'")
 
 
+@pytest.fixture(scope="session")
+def models() -> dict[str, Model]:
+    return MODELS
+
+
 @pytest.fixture(params=MODELS)
 def case(request: pytest.FixtureRequest) -> Model:
     if " of t" in request.param:
