@@ -97,7 +97,8 @@ def torch_attention(
         if added:
             # A narrower type's minimum takes the place of a wider one's, which would become -inf.
             finite = bias.to(q.dtype).clamp_min(torch.finfo(q.dtype).min)
-            allowed = torch.where(visible, finite, float("-inf"))
+            # SDPA's kernels on a GPU take a bias whose last dimension is contiguous.
+            allowed = torch.where(visible, finite, float("-inf")).contiguous()
         context = functional.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
         # 0 in place of the NaN of a row that sees no key protects later keys and values.
         context = torch.where(visible.any(-1, keepdim=True), context, 0.0)
