@@ -35,11 +35,16 @@ def read_mask(x: Tensor, mask: Tensor, heads: int, *, padding: bool) -> Call:
         rows = whole[:, 0]
         if mask.dtype == torch.bool and (rows.shape[1] == 1 or rows.stride(1) == 0):
             return Call(x, rows[:, 0].expand(x.shape[:2]), False)
-        if not (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+        if not _capturing(x):
             valid, keys_alone, with_future, padded = _kind(rows)
             if keys_alone or with_future:
                 return Call(x, valid.expand(x.shape[:2]) if padded else None, not keys_alone)
     return Call(x, None, False, whole)
+
+
+def _capturing(x: Tensor) -> bool:
+    """Return whether a CUDA graph is captured now, in which no value can be read."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _broadcasts(own: int, full: int) -> bool:
@@ -67,8 +72,10 @@ def _kind(rows: Tensor) -> tuple[Tensor, bool, bool, bool]:
 def check_rotary(x: Tensor, given: tuple[Tensor, Tensor], theta: float) -> None:
     """Raise `Unserved` unless the cosines and sines `[1 or B, S, head_dim]` are those of the positions 0, 1, 2, ...
 
-    Only their values tell, so this waits for the device once a call.
+    Only their values tell, so this waits for the device once a call, and refuses a call in a captured CUDA graph.
     """
+    if _capturing(x):
+        raise Unserved("positions", "its rotary positions cannot be read while a CUDA graph is captured")
     own = torch.stack(tuple(given))
     length = x.shape[1]
     if own.shape[-2] == length:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rooflane.dispatch.adapters.known import hf, vision
-from rooflane.dispatch.adapters.known.hf import GPT2_BLOCK
+from rooflane.dispatch.adapters.known import layouts
+from rooflane.dispatch.adapters.known.layouts import GPT2_BLOCK
 from rooflane.dispatch.adapters.mapping import BlockMapping
 
 if TYPE_CHECKING:
@@ -40,26 +40,26 @@ def _hf(path: str, label: str, form: str, mapping: BlockMapping) -> Known:
 
 ENCODER = Known("torch.nn.TransformerEncoder", "nn.TransformerEncoder", "post- or pre-norm, ReLU or GELU", None)
 KNOWN = (
-    _hf("bert.BertLayer", "BERT, MiniLM", "post-norm, GELU", hf.BERT),
-    _hf("roberta.RobertaLayer", "RoBERTa", "post-norm, GELU", hf.BERT),
-    _hf("xlm_roberta.XLMRobertaLayer", "XLM-RoBERTa", "post-norm, GELU", hf.BERT),
-    _hf("electra.ElectraLayer", "ELECTRA", "post-norm, GELU", hf.BERT),
-    _hf("distilbert.TransformerBlock", "DistilBERT", "post-norm, GELU", hf.DISTILBERT),
-    _hf("vit.ViTLayer", "ViT", "pre-norm, GELU", hf.VIT),
-    _hf("deit.DeiTLayer", "DeiT", "pre-norm, GELU", hf.VIT),
-    _hf("dinov2.Dinov2Layer", "DINOv2", "pre-norm, GELU, LayerScale", hf.DINOV2),
-    _hf("clip.CLIPEncoderLayer", "CLIP vision and text", "pre-norm, quick GELU", hf.CLIP),
-    _hf("whisper.WhisperEncoderLayer", "Whisper encoder", "pre-norm, GELU", hf.WHISPER),
-    _hf("wav2vec2.Wav2Vec2EncoderLayer", "wav2vec2 base", "post-norm, GELU", hf.WAV2VEC2),
-    _hf("wav2vec2.Wav2Vec2EncoderLayerStableLayerNorm", "wav2vec2 stable", "pre-norm, GELU", hf.WAV2VEC2_STABLE),
-    _hf("esm.EsmLayer", "ESM-1b, ESM-2", "pre-norm, GELU, rotary positions in ESM-2", hf.ESM),
+    _hf("bert.BertLayer", "BERT, MiniLM", "post-norm, GELU", layouts.BERT),
+    _hf("roberta.RobertaLayer", "RoBERTa", "post-norm, GELU", layouts.BERT),
+    _hf("xlm_roberta.XLMRobertaLayer", "XLM-RoBERTa", "post-norm, GELU", layouts.BERT),
+    _hf("electra.ElectraLayer", "ELECTRA", "post-norm, GELU", layouts.BERT),
+    _hf("distilbert.TransformerBlock", "DistilBERT", "post-norm, GELU", layouts.DISTILBERT),
+    _hf("vit.ViTLayer", "ViT", "pre-norm, GELU", layouts.VIT),
+    _hf("deit.DeiTLayer", "DeiT", "pre-norm, GELU", layouts.VIT),
+    _hf("dinov2.Dinov2Layer", "DINOv2", "pre-norm, GELU, LayerScale", layouts.DINOV2),
+    _hf("clip.CLIPEncoderLayer", "CLIP vision and text", "pre-norm, quick GELU", layouts.CLIP),
+    _hf("whisper.WhisperEncoderLayer", "Whisper encoder", "pre-norm, GELU", layouts.WHISPER),
+    _hf("wav2vec2.Wav2Vec2EncoderLayer", "wav2vec2 base", "post-norm, GELU", layouts.WAV2VEC2),
+    _hf("wav2vec2.Wav2Vec2EncoderLayerStableLayerNorm", "wav2vec2 stable", "pre-norm, GELU", layouts.WAV2VEC2_STABLE),
+    _hf("esm.EsmLayer", "ESM-1b, ESM-2", "pre-norm, GELU, rotary positions in ESM-2", layouts.ESM),
     _hf("gpt2.GPT2Block", "GPT-2", "pre-norm, tanh GELU, causal", GPT2_BLOCK),
-    Known("timm.models.vision_transformer.Block", "ViT of timm", "pre-norm, GELU", vision.TIMM_BLOCK),
+    Known("timm.models.vision_transformer.Block", "ViT of timm", "pre-norm, GELU", layouts.TIMM_BLOCK),
     Known(
         "torchvision.models.vision_transformer.EncoderBlock",
         "ViT of torchvision",
         "pre-norm, GELU",
-        vision.TORCHVISION_BLOCK,
+        layouts.TORCHVISION_BLOCK,
     ),
 )
 _BY_NAME = {known.name: known for known in KNOWN}
@@ -67,7 +67,7 @@ _BY_NAME = {known.name: known for known in KNOWN}
 REFUSED = {
     f"transformers.models.{name.partition('.')[0]}.modeling_{name}": reason
     for name, reason in {
-        "patchtst.PatchTSTEncoderLayer": "takes [batch, channels, patches, width], and by default normalises over the batch",
+        "patchtst.PatchTSTEncoderLayer": "takes [batch, channels, patches, width], and may normalise over the batch",
         "t5.T5Block": "adds relative positions to scores that it does not scale",
         "deberta_v2.DebertaV2Layer": "scores relative positions against queries and keys",
         "swin.SwinLayer": "attends within windows of an image",

@@ -18,6 +18,7 @@ IMPLEMENTATIONS = ("sdpa", "eager")
 # Passed down to every block by some models. The first two are read by none whose attention is eager or sdpa, the last
 # by none without a cache, which is an argument of its own.
 NO_EFFECT = ("position_ids", "cache_position", "use_cache")
+CACHES = ("cache", "past_key_values")
 CACHE = "; a whole sequence needs no cache: pass use_cache=False to the model"
 # Parts that some blocks of a known class have, by their paths; None and nn.Identity count as absent.
 REFUSED_PARTS = {
@@ -51,7 +52,11 @@ class Calls:
 
     def causal(self, block: nn.Module) -> bool:
         """Return whether the block attends causally when a call has no mask; eager attention never does."""
-        return self._implementation(block) == "sdpa" and bool(attrgetter(self.attention)(block).is_causal)
+        if not self.attention:
+            return False
+        attention = attrgetter(self.attention)(block)
+        # In this order: a config of transformers takes microseconds to answer, at every call.
+        return bool(attention.is_causal) and attention.config._attn_implementation == "sdpa"
 
     def refuse(self, block: nn.Module) -> str | None:
         """Return why the block does not fit, or None."""
@@ -79,9 +84,8 @@ class Calls:
         ]
         if extra or x is None or len(args) > len(names):
             passed = ", ".join(extra) or f"{len(args)} positional arguments"
-            raise Unserved(
-                "arguments", f"it passes {passed}; served: {self.x} and {self.mask}" + CACHE * ("cache" in extra)
-            )
+            hint = CACHE * any(name in CACHES for name in extra)
+            raise Unserved("arguments", f"it passes {passed}; served: {self.x} and {self.mask}{hint}")
         implementation = self._implementation(block)
         if implementation not in ("", *IMPLEMENTATIONS):
             raise Unserved("attention", f"the block has {self._unread(block)}")

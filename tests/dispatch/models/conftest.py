@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -205,7 +205,7 @@ MODELS = {
 
 
 @pytest.fixture(scope="session")
-def vision() -> None:
+def vision() -> Iterator[None]:
     """Make timm and torchvision importable, from the folder that ROOFLANE_VISION names where they are not installed."""
     folder = os.environ.get("ROOFLANE_VISION")
     if folder:
@@ -216,6 +216,8 @@ def vision() -> None:
         library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     for name in ("torchvision", "timm"):
         pytest.importorskip(name, reason="needs timm and torchvision: pip install 'rooflane[models]'")
+    # The definitions live as long as their library.
+    yield
 
 
 @pytest.fixture(scope="session")
