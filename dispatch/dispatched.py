@@ -58,6 +58,10 @@ class Built:
     called: bool = False
 
 
+# For calls without tokens, of which no shape speaks.
+NOTHING = Built(lambda x, *given: torch.empty_like(x), called=True)
+
+
 class BuiltForwards:
     """Hold at most `size` forwards; each keeps packed weights and, on CUDA, graphs of its own."""
 
@@ -227,24 +231,24 @@ class Dispatched(nn.Module):
     def _compute(self, call: Call) -> Tensor:
         """Return the built forward's output; raises `Unserved` when none takes the call."""
         x, valid, causal, bias = call
-        if not x.numel() and x.shape[-1:] == (self._sizes.d_model,):
-            return torch.empty_like(x)
-        given = (x, valid) if bias is None else (x, valid, bias)
         # Threads share built forwards, whose graphs have one input and one output memory; a launch takes microseconds.
         with self._lock:
             if self._outdated:
                 self._describe_again()
             built = self._find(x, valid, causal, bias is not None)
             try:
-                return built.forward(*given) if built.called else self._first_call(built, given)
+                if built.called:
+                    return built.forward(x, valid) if bias is None else built.forward(x, valid, bias)
+                return self._first_call(built, call)
             except StructureChanged:
                 self._describe_again()
-            return self._first_call(self._find(x, valid, causal, bias is not None), given)
+            return self._first_call(self._find(x, valid, causal, bias is not None), call)
 
-    def _first_call(self, built: Built, given: tuple[Tensor | None, ...]) -> Tensor:
+    def _first_call(self, built: Built, call: Call) -> Tensor:
         """Call a built forward for the first time, which compiles what is in no cache, and say how long it took."""
+        x, valid, _, bias = call
         start = perf_counter()
-        out = built.forward(*given)
+        out = built.forward(x, valid) if bias is None else built.forward(x, valid, bias)
         built.called, built.build_s = True, built.build_s + perf_counter() - start
         _log.info(
             "%s for %s was built in %.2g s, its first call included; compiled kernels stay on the disk and are found "
@@ -283,6 +287,7 @@ class Dispatched(nn.Module):
             warnings.warn(f"this call runs the module's own forward: {obstacle}", stacklevel=6)
 
     def _find(self, x: Tensor, valid: Tensor | None, causal: bool, biased: bool) -> Built:
+        """Return what was built for a call; raises `Unserved` when nothing takes it."""
         if type(x) is not Tensor and type(x) is not nn.Parameter:
             raise Unserved("tensor", f"x is a {type(x).__name__}; every family takes plain tensors")
         if torch._C._functorch.peek_interpreter_stack() is not None:
@@ -308,6 +313,8 @@ class Dispatched(nn.Module):
             raise Unserved("shape", f"x is {tuple(x.shape)}, the module's width is {self._sizes.d_model}")
         if x.dtype is not self._dtype or x.device != self._device:
             self._move(x)
+        if not batch or not length:
+            return NOTHING
         entry = self._built.get((batch, length, causal, biased)) or self._first(x, causal, biased)
         if entry.forward is None:
             raise Unserved("shape", entry.reason)
