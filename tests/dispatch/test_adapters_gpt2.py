@@ -127,3 +127,30 @@ def test_a_block_inside_its_model(x, rules):
 def test_blocks_of_another_function_are_refused(changes, reason, x, rules):
     with pytest.raises(OptimizeError, match=reason):
         optimize(build_block(**changes), x, rules=rules)
+
+
+class GatedBlock(gpt2.GPT2Block):
+    """A block with a gate that is closed when it is new, as adapters are; the gate is a buffer."""
+
+    def __init__(self, config, layer_idx=None):
+        super().__init__(config, layer_idx)
+        self.register_buffer("gate", torch.zeros(D))
+
+    def forward(self, hidden_states, **arguments):
+        return super().forward(hidden_states * (1 + self.gate), **arguments)
+
+
+def test_a_buffer_that_is_the_identity_today_is_drawn_and_found(x, rules, monkeypatch):
+    monkeypatch.setattr(gpt2, "GPT2Block", GatedBlock)
+    with pytest.raises(OptimizeError, match=r"does not describe GatedBlock: .* check what it does not read \(gate\)"):
+        optimize(build_block(), x, mapping=GPT2_BLOCK, rules=rules)
+
+
+def test_buffers_that_no_call_reads_are_no_obstacle(x, rules):
+    block = build_block()
+    # Those of transformers before version 5.
+    block.attn.register_buffer("bias", torch.ones(1, 1, 16, 16, dtype=torch.bool).tril(), persistent=False)
+    block.attn.register_buffer("masked_bias", torch.tensor(-1e4), persistent=False)
+    fast = optimize(block, x, rules=rules, on_unseen="error")
+    with torch.inference_mode():
+        torch.testing.assert_close(output_of(fast, x), output_of(block, x), **TOLERANCE)
