@@ -9,7 +9,19 @@ from typing import Annotated
 
 import typer
 
-from rooflane.eval.commands import audit, device, evaluate, export, models, plan, reports, rules, statistics, submit
+from rooflane.eval.commands import (
+    audit,
+    device,
+    evaluate,
+    export,
+    ladder,
+    models,
+    plan,
+    reports,
+    rules,
+    statistics,
+    submit,
+)
 from rooflane.eval.commands.output import Group, remark
 from rooflane.eval.exit_codes import ExitCode
 
@@ -33,6 +45,7 @@ app.command("models")(models.models_command)
 app.command("problems")(plan.problems_command)
 app.command("probe")(device.probe_command)
 app.command("profile")(device.profile_command)
+app.add_typer(ladder.app, name="ladder")
 app.command("submit")(submit.submit_command)
 app.command("export")(export.export_command)
 app.command("report")(reports.report_command)

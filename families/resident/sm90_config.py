@@ -176,26 +176,28 @@ class FragmentConfig(Sm90Config):
         return pack_fragments(model, self.ffn, operands)
 
 
-def translation_unit(name: str, sizes: Mapping[str, int]) -> str:
-    """Return a kernel's file with its sizes defined and our own files inlined.
+def translation_unit(
+    name: str, sizes: Mapping[str, int | str], package: str = "rooflane.families.resident.kernels"
+) -> str:
+    """Return a kernel's file of a package with its sizes defined and our own files inlined.
 
     NVRTC gets no include path, and the cache's key is a digest of this text. `#line` keeps a compiler's message at the
     file and line that it is about.
     """
     defines = "".join(f"#define {size} {value}\n" for size, value in sizes.items())
-    return defines + "".join(_inlined(name, set()))
+    return defines + "".join(_inlined(name, set(), package))
 
 
-def _inlined(name: str, seen: set[str]) -> Iterator[str]:
+def _inlined(name: str, seen: set[str], package: str) -> Iterator[str]:
     """Yield the lines of a file, each file it includes in the place of the first `#include` of it."""
     seen.add(name)
     yield f'#line 1 "{name}"\n'
-    text = (files("rooflane.families.resident.kernels") / name).read_text(encoding="utf-8")
+    text = (files(package) / name).read_text(encoding="utf-8")
     for number, line in enumerate(text.splitlines(keepends=True), 1):
         include = INCLUDE.fullmatch(line)
         if include is None:
             yield line
             continue
         if include[1] not in seen:
-            yield from _inlined(include[1], seen)
+            yield from _inlined(include[1], seen, package)
         yield f'#line {number + 1} "{name}"\n'

@@ -30,6 +30,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from rooflane.families.ladder import gemm, reduce
 from rooflane.families.registry import load_families
 from rooflane.families.resources.kernel_case import PROGRAM_BYTES, Architecture, CudaCase, KernelCase, TritonCase
 from rooflane.families.runtime.host import missing_compiler
@@ -193,8 +194,9 @@ def compare(recorded: Recorded, measured: dict[str, Resources]) -> list[str]:
 
 
 def shipped_cases(kind: type[KernelCase] = KernelCase) -> dict[str, KernelCase]:
-    """Return what every family ships of a kind, by name; families that share kernels name the same cases."""
+    """Return what every family and the ladders ship of a kind, by name; families may name the same cases."""
     cases = [case for family in load_families().values() for case in family.kernel_cases()]
+    cases += [rung.case() for rung in (*gemm.RUNGS, *reduce.RUNGS)]
     return {case.key: case for case in cases if isinstance(case, kind)}
 
 

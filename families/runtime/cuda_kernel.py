@@ -81,7 +81,7 @@ def load_kernel(
     int and float are 32 bits wide. Raises `RuntimeError` when the driver refuses the code or the shared memory.
     """
     index = device.index or 0
-    function = _function(cubin, name, shared_bytes, index)
+    function = load_function(cubin, name, shared_bytes, index)
     entry = ctypes.cast(ctypes.CDLL("libcuda.so.1").cuLaunchKernel, ctypes.c_void_p).value
     module = host_module()
     launcher = PythonLauncher if module is None else module.Launcher
@@ -90,7 +90,7 @@ def load_kernel(
 
 
 @cache
-def _function(cubin: bytes, name: str, shared_bytes: int, device_index: int) -> int:
+def load_function(cubin: bytes, name: str, shared_bytes: int, device_index: int) -> int:
     """Return the handle of a kernel, its module loaded once a device and kept for the life of the process."""
     from cuda.bindings import driver
 
