@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import shutil
 import sys
 from pathlib import Path
 
@@ -81,3 +82,26 @@ def test_the_program_measures_resumes_and_renders(measure, tmp_path, capsys):
     page.write_text("<!-- models:begin -->\n<!-- models:end -->\n")
     assert measure.main(["--table", str(record), "--page", str(page)]) == 0
     assert "| minilm | eager |" in page.read_text() and "BertLayer: served (post-norm" in page.read_text()
+
+
+RECORD = Path(__file__).parents[1] / "briefs" / "records" / "h200-models" / "models.jsonl"
+# The README's rows, by the names of the record.
+ROWS = {
+    "minilm": "MiniLM, 64 x 128",
+    "bert_base": "BERT-base, 16 x 128",
+    "vit_tiny": "ViT-tiny, 64 images",
+    "whisper_tiny": "Whisper-tiny encoder, 8 x 30 s",
+    "gpt2": "GPT-2, 8 x 512",
+    "encoder_defaults": "`nn.TransformerEncoder` defaults, 32 x 128 x 512",
+}
+
+
+def test_the_briefs_table_and_the_readmes_are_what_the_record_gives(measure, root, tmp_path):
+    copied = shutil.copy(root / "briefs" / "models.md", tmp_path / "models.md")
+    assert measure.main(["--table", str(RECORD), "--page", str(copied)]) == 0
+    assert Path(copied).read_text() == (root / "briefs" / "models.md").read_text()
+    readme = (root / "README.md").read_text()
+    for line in measure.read_lines(RECORD):
+        times = [measure.median_ns(sum(line["arms"][arm]["event_ns"], [])) / 1e6 for arm in measure.ARMS]
+        cells = " | ".join(f"{time:.3g}" if time < 1 else f"{time:.2f}" for time in times)
+        assert f"| {ROWS[line['model']]} | {cells} |" in readme, cells

@@ -223,7 +223,8 @@ def render_table(path: Path) -> str:
     table = Table("", columns, tuple(rows), 2, note)
     served = dict.fromkeys(stack for line in lines for stack in line["arms"].get(OURS, {}).get("stacks", []))
     stacks = "\n".join(f"- {' '.join(stack.split())}" for stack in served)
-    return "\n\n".join([markdown(table), stacks, f"{'; '.join(conditions)}; {processes} processes."])
+    count = "1 process" if processes == 1 else f"{processes} processes"
+    return "\n\n".join([markdown(table), stacks, f"{'; '.join(conditions)}; {count}."])
 
 
 def _rows(name: str, lines: list[Line]) -> list[tuple[str, ...]]:
