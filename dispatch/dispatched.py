@@ -373,6 +373,8 @@ class Dispatched(nn.Module):
         start = perf_counter()
         spec = registry.load_families()[chosen.family]
         view = self.view(config_of(shape), self._form(key[3]))
+        if hasattr(view, "packed"):
+            view.packed = self._packed
         # What is packed during an inference-mode call must be writable when weights change outside that mode.
         with torch.inference_mode(False), torch.no_grad():
             forward = spec.build(view, shape, self._device, **chosen.options)
@@ -380,6 +382,7 @@ class Dispatched(nn.Module):
 
     def _forget(self) -> None:
         self._built = BuiltForwards(self._request.cache_size)
+        self._packed: dict[torch.dtype, Any] = {}
         self._device: torch.device | None = None
         self._dtype: torch.dtype | None = None
 
@@ -404,7 +407,7 @@ class Dispatched(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the built forwards out of copies and pickles; a copy builds its own at its first call."""
-        return self.__dict__ | {"_device": None, "_dtype": None, "_lock": None}
+        return self.__dict__ | {"_device": None, "_dtype": None, "_lock": None, "_packed": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take the state of another one, with a lock of its own."""

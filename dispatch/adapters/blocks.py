@@ -331,13 +331,14 @@ def layer_view(block: nn.Module, mapping: BlockMapping) -> SimpleNamespace:
 class StackView:
     """A whole module as a baseline: `layers`, `final_norm` (None where it has none), `config`, `form`, `parameters()`.
 
-    `folded` says that a weight is computed from others, so that views of the module's memory do not follow it. Called,
-    it computes the stack's function on the module's weights.
+    `folded` says that a weight is computed from others, so that views of the module's memory do not follow it. `packed`
+    holds the copies that built forwards of several shapes share. Called, it computes the stack's function.
     """
 
     def __init__(self, module: nn.Module, mapping: BlockMapping, config: TransformerConfig, form: Form) -> None:
         self.config = config
         self.form = form
+        self.packed: dict[torch.dtype, Any] = {}
         self._module = module
         self.layers = [layer_view(block, mapping) for block in blocks_of(module, mapping)]
         scaled = [part for layer in self.layers for part in (layer.attention.out_proj, layer.ffn_out)]

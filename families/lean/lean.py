@@ -315,13 +315,17 @@ def lean_weights(model: nn.Module, operand_dtype: torch.dtype, ops: LeanOps) -> 
     """Return the model's lean weights, which follow the originals.
 
     Torch's ops read the model's own memory where the operands have its number type and no weight is computed from
-    others (`model.folded`). Everything else reads packed copies.
+    others (`model.folded`). Everything else reads packed copies. Forwards of several shapes share them through
+    `model.packed`, a dictionary, where the model has one.
     """
     own = next(iter(model.parameters())).dtype
     if ops is TORCH_OPS and operand_dtype == own and not getattr(model, "folded", False):
         return LiveWeights(model, view_lean)
-    # A float16 model has float16's range itself.
-    narrow = operand_dtype == torch.float16 != own
-    return PackedWeights(
-        model, lambda source: pack_lean(source, operand_dtype), half_obstacle if narrow else lambda source: None
-    )
+    shared: dict[torch.dtype, PackedWeights] = getattr(model, "packed", {})
+    if operand_dtype not in shared:
+        # A float16 model has float16's range itself.
+        narrow = operand_dtype == torch.float16 != own
+        shared[operand_dtype] = PackedWeights(
+            model, lambda source: pack_lean(source, operand_dtype), half_obstacle if narrow else lambda source: None
+        )
+    return shared[operand_dtype]
