@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -44,10 +44,9 @@ class Found:
         return "\n".join(lines)
 
 
-def find_stacks(model: nn.Module) -> Iterator[tuple[str, nn.Module, Known | None]]:
-    """Yield every list of blocks in a model, with its path and what is known of its blocks."""
+def find_stacks(model: nn.Module) -> Iterator[tuple[Found, nn.Module]]:
+    """Yield every list of blocks in a model, as it is served now, and the module that holds it."""
     inside: tuple[str, ...] = ()
-    seen: set[int] = set()
     for path, module in model.named_modules():
         if inside and path.startswith(inside):
             continue
@@ -55,9 +54,12 @@ def find_stacks(model: nn.Module) -> Iterator[tuple[str, nn.Module, Known | None
         if known is None and not _is_list_of_blocks(module):
             continue
         inside = (*inside, f"{path}." if path else "")
-        if id(module) not in seen:
-            seen.add(id(module))
-            yield path, module, known
+        blocks = module.layers if known is ENCODER else module
+        forward: Any = vars(module if known is ENCODER else module[0]).get("forward")
+        stack = forward.stack if isinstance(forward, (Step, EncoderForward)) else None
+        block = "torch.nn.TransformerEncoderLayer" if known is ENCODER else qualified_name(module[0])
+        reason = "" if stack else REFUSED.get(block, "optimize() was not called, or refused the blocks")
+        yield Found(path, len(blocks), block, known, reason, stack), module
 
 
 def _known_blocks(module: nn.Module) -> Known | None:
@@ -81,7 +83,7 @@ def serve(model: nn.Module, request: Request) -> list[Found]:
 
     Raises `OptimizeError` when none can be served.
     """
-    found = [_serve_one(path, module, known, request) for path, module, known in find_stacks(model)]
+    found = [_serve_one(place, module, request) for place, module in find_stacks(model)]
     refused = [one for one in found if one.stack is None]
     if len(refused) == len(found):
         seen = "; ".join(one.explain() for one in refused) or _children(model)
@@ -94,37 +96,26 @@ def serve(model: nn.Module, request: Request) -> list[Found]:
     return found
 
 
-def _serve_one(path: str, module: nn.Module, known: Known | None, request: Request) -> Found:
-    block = "torch.nn.TransformerEncoderLayer" if known is ENCODER else qualified_name(module[0])
-    blocks = len(module.layers) if known is ENCODER else len(module)
-    place = Found(path, blocks, block, known)
-    own = _stack_of(module)
-    if own is not None:
-        return Found(**vars(place) | {"stack": own})
-    if known is None:
-        reason = REFUSED.get(block, "optimize() does not know this block; describe it with mapping=BlockMapping(...)")
-        return Found(**vars(place) | {"reason": reason})
+def _serve_one(place: Found, module: nn.Module, request: Request) -> Found:
+    if place.stack is not None:
+        return place
+    if place.known is None:
+        unknown = "optimize() does not know this block; describe it with mapping=BlockMapping(...)"
+        return replace(place, reason=REFUSED.get(place.block, unknown))
     try:
-        if known is ENCODER:
+        if place.known is ENCODER:
             stack: Dispatched = DispatchedEncoder(module, request)
             module.forward = EncoderForward(stack)
         else:
-            stack = DispatchedStack(module, request, known.mapping)
+            stack = DispatchedStack(module, request, place.known.mapping)
     except OptimizeError as error:
-        return Found(**vars(place) | {"reason": str(error)})
-    return Found(**vars(place) | {"stack": stack})
+        return replace(place, reason=str(error))
+    return replace(place, reason="", stack=stack)
 
 
 def served(model: nn.Module) -> list[Found]:
     """Return the stacks of a model: those that are served with their routes, the others with the reason."""
-    found = []
-    for path, module, known in find_stacks(model):
-        stack = _stack_of(module)
-        block = "torch.nn.TransformerEncoderLayer" if known is ENCODER else qualified_name(module[0])
-        reason = "" if stack else REFUSED.get(block, "optimize() was not called, or refused the blocks")
-        blocks = len(module.layers) if known is ENCODER else len(module)
-        found.append(Found(path, blocks, block, known, reason, stack))
-    return found
+    return [place for place, _ in find_stacks(model)]
 
 
 def restore(model: nn.Module) -> nn.Module:
@@ -133,13 +124,6 @@ def restore(model: nn.Module) -> nn.Module:
         if isinstance(vars(module).get("forward"), InPlace):
             del module.forward
     return model
-
-
-def _stack_of(module: nn.Module) -> Dispatched | None:
-    """Return what serves a list of blocks or an encoder now."""
-    first = module if isinstance(module, nn.TransformerEncoder) else module[0]
-    forward: Any = vars(first).get("forward")
-    return forward.stack if isinstance(forward, (Step, EncoderForward)) else None
 
 
 def _children(model: nn.Module) -> str:

@@ -50,6 +50,10 @@ class Passing(threading.local):
     result: Any = None
     given: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
 
+    def clear(self) -> None:
+        """Hold nothing: the memory of an output is its caller's."""
+        self.__dict__.clear()
+
     def __reduce__(self) -> tuple[type[Passing], tuple[()]]:
         """Copy nothing: a copy serves calls of its own."""
         return Passing, ()
@@ -86,12 +90,13 @@ class DispatchedStack(DispatchedBlocks):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the first block must return, so that the model gets the whole stack's output in the end."""
         passing = self._passing
-        passing.out = None
-        passing.result = self._serve(*args, **kwargs)
-        passing.given = args, kwargs
-        if self._sizes.num_layers == 1:
-            passing.out = None
-        return passing.result
+        passing.clear()
+        result = self._serve(*args, **kwargs)
+        if passing.out is None or self._sizes.num_layers == 1:
+            passing.clear()
+        else:
+            passing.result, passing.given = result, (args, kwargs)
+        return result
 
     def read(self, *args: Any, **kwargs: Any) -> Call:
         """Return the call as the families take it."""
@@ -119,15 +124,16 @@ class DispatchedStack(DispatchedBlocks):
         pairs = [*zip(args, first_args, strict=False), *((kwargs[name], first_kwargs.get(name)) for name in kwargs)]
         passed = [now for now, before in pairs if now is not before]
         if not same or len(passed) != 1 or passed[0] is not passing.out:
-            passing.out = None
+            passing.clear()
             raise OptimizeError(
                 f"block {index} got another input than the output of the block before it, or other arguments than the "
                 "first block. The whole stack was computed in the first block's call, so this call cannot be right: "
                 "undo with rooflane.dispatch.restore(model), or run each call of a model to its end"
             )
+        result = passing.result
         if index == self._sizes.num_layers - 1:
-            passing.out = None
-        return passing.result
+            passing.clear()
+        return result
 
     @property
     def _block(self) -> nn.Module:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import logging
 import pickle
 import warnings
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -312,3 +314,9 @@ def test_a_shape_is_no_part_of_a_whole_models_request(bert):
     with pytest.raises(OptimizeError, match="BertModel is no module that optimize.. can read with a shape"):
         optimize(bert, torch.randn(2, 11, 32))
     assert "forward" not in vars(bert.encoder.layer[0])
+
+
+def test_no_output_is_held_after_a_call(bert):
+    out = weakref.ref(hidden(optimize(bert)))
+    gc.collect()
+    assert out() is None
