@@ -1,6 +1,7 @@
 """Which family serves a shape, and why: ledger, device profiles, classifier, rules, router, optimize(). No torch."""
 
-from rooflane.dispatch.adapters.mapping import GPT2_BLOCK, BlockMapping, OptimizeError, WeightsAt, weights_at
+from rooflane.dispatch.adapters.known import GPT2_BLOCK
+from rooflane.dispatch.adapters.mapping import BlockMapping, OptimizeError, WeightsAt, weights_at
 from rooflane.dispatch.classify import BORDERLINE_MARGIN, REGIMES, Classification, classify, op_time
 from rooflane.dispatch.device import (
     device_profile,
@@ -13,7 +14,7 @@ from rooflane.dispatch.device import (
 )
 from rooflane.dispatch.ledger import Ledger, Op, ledger, peak_bytes, weight_bytes
 from rooflane.dispatch.lint import lint
-from rooflane.dispatch.optimize import optimize
+from rooflane.dispatch.optimize import optimize, restore, served
 from rooflane.dispatch.profile import Figure, Profile, ProfileError
 from rooflane.dispatch.route import Rejection, Route, RouteError, refusal, route
 from rooflane.dispatch.rule_files import load_rules, parse_rules
@@ -56,7 +57,9 @@ __all__ = [
     "peak_bytes",
     "profile_names",
     "refusal",
+    "restore",
     "route",
+    "served",
     "show_condition",
     "weight_bytes",
     "weights_at",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from threading import RLock
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,26 +30,36 @@ from rooflane.dispatch.profile import Profile, ProfileError
 from rooflane.dispatch.route import Route, RouteError, route
 from rooflane.families import registry
 from rooflane.families.runtime.watch import StructureChanged, note_writes
-from rooflane.shapes import DTYPE_BYTES, Shape, ShapeError
+from rooflane.shapes import DTYPE_BYTES, Form, Shape, ShapeError
 
 if TYPE_CHECKING:
     from rooflane.families.spec import Forward
 
+_log = logging.getLogger("rooflane")
 DTYPE_NAMES = {torch_dtype(name): name for name in DTYPE_BYTES}
 SHARED = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set")
 
 
-# (batch_size, seq_len, causal)
-Key = tuple[int, int, bool]
+# (batch_size, seq_len, causal, whether a call brings a bias of the scores)
+Key = tuple[int, int, bool, bool]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Built:
-    """A forward and the route that chose it; or, with `forward` None, the reason why there is none."""
+    """A forward and the route that chose it; or, with `forward` None, the reason why there is none.
+
+    `build_s` is what building took, the first call included, which compiles; `called` says whether there was one.
+    """
 
     forward: Forward | None
     route: Route | None = None
     reason: str = ""
+    build_s: float = 0.0
+    called: bool = False
+
+
+# For calls without tokens, of which no shape speaks.
+NOTHING = Built(lambda x, *given: torch.empty_like(x), called=True)
 
 
 class BuiltForwards:
@@ -102,6 +115,7 @@ class Dispatched(nn.Module):
         # The module itself, kept out of the submodules so that state_dict keys stay its own: it is the forward to fall
         # back to, and what a family packs its weights from without ever calling back into this module.
         self.__dict__["_model"] = model
+        self._lock = RLock()
         self._request = request
         self._sizes: Sizes = self.describe(model)
         if dtype_of(model) not in DTYPE_NAMES:
@@ -134,19 +148,27 @@ class Dispatched(nn.Module):
         """The choice for every shape asked for or built since."""
         return list(self._routes.values())
 
+    def routes_on(self, profile: Profile) -> list[Route]:
+        """Return what a device would get for every shape asked for or built since; raises `RouteError`."""
+        return [self._route_on(chosen.shape, profile, key[3]) for key, chosen in self._routes.items()]
+
+    @property
+    def form(self) -> Form:
+        """How the layers compute, beside their sizes."""
+        return self._sizes.form
+
     @property
     def shape(self) -> Shape:
         """The first shape asked for."""
         return next(iter(self._asked.values()))
 
-    def ask(self, shapes: Sequence[Shape]) -> None:
-        """Route the shapes and, where the weights are on the device asked for, build them."""
-        device = dtype_of(self._model), self._request.device
-        for shape in shapes:
-            self._check(shape, device[0])
-            key = (shape.batch_size, shape.seq_len, shape.causal)
+    def ask(self, shapes: Sequence[tuple[Shape, bool]]) -> None:
+        """Route shapes, each with or without a bias, and build them where the weights are on the device asked for."""
+        for shape, biased in shapes:
+            self._check(shape, dtype_of(self._model))
+            key = (shape.batch_size, shape.seq_len, shape.causal, biased)
             self._asked[key] = shape
-            self._routes[key] = self._route(shape, self._request.device)
+            self._routes[key] = self._route(shape, self._request.device, biased)
         weight = next(self._model.parameters())
         if weight.device.type == self._request.device.type:
             self._settle(weight)
@@ -201,22 +223,38 @@ class Dispatched(nn.Module):
                 )
             return self.original(*args, **kwargs)
         try:
-            x, valid, causal = self.read(*args, **kwargs)
-            return self.wrap(self._compute(x, valid, causal))
+            return self.wrap(self._compute(self.read(*args, **kwargs)))
         except Unserved as obstacle:
             self._note(obstacle)
             return self.original(*args, **kwargs)
 
-    def _compute(self, x: Tensor, valid: Tensor | None, causal: bool) -> Tensor:
+    def _compute(self, call: Call) -> Tensor:
         """Return the built forward's output; raises `Unserved` when none takes the call."""
-        if self._outdated:
-            self._describe_again()
-        forward = self._find(x, valid, causal)
-        try:
-            return forward(x, valid)
-        except StructureChanged:
-            self._describe_again()
-        return self._find(x, valid, causal)(x, valid)
+        x, valid, causal, bias = call
+        # Threads share built forwards, whose graphs have one input and one output memory; a launch takes microseconds.
+        with self._lock:
+            if self._outdated:
+                self._describe_again()
+            built = self._find(x, valid, causal, bias is not None)
+            try:
+                if built.called:
+                    return built.forward(x, valid) if bias is None else built.forward(x, valid, bias)
+                return self._first_call(built, call)
+            except StructureChanged:
+                self._describe_again()
+            return self._first_call(self._find(x, valid, causal, bias is not None), call)
+
+    def _first_call(self, built: Built, call: Call) -> Tensor:
+        """Call a built forward for the first time, which compiles what is in no cache, and say how long it took."""
+        x, valid, _, bias = call
+        start = perf_counter()
+        out = built.forward(x, valid) if bias is None else built.forward(x, valid, bias)
+        built.called, built.build_s = True, built.build_s + perf_counter() - start
+        _log.info(
+            "%s for %s was built in %.2g s, its first call included; compiled kernels stay on the disk and are found "
+            "by the next process", built.route.family, built.route.shape.label(), built.build_s,
+        )  # fmt: skip
+        return out
 
     def _describe_again(self) -> None:
         """Read a module whose parts or settings were changed; raises `Unserved` unless it is one as before."""
@@ -248,7 +286,8 @@ class Dispatched(nn.Module):
             self._warned.add(obstacle.about)
             warnings.warn(f"this call runs the module's own forward: {obstacle}", stacklevel=6)
 
-    def _find(self, x: Tensor, valid: Tensor | None, causal: bool) -> Any:
+    def _find(self, x: Tensor, valid: Tensor | None, causal: bool, biased: bool) -> Built:
+        """Return what was built for a call; raises `Unserved` when nothing takes it."""
         if type(x) is not Tensor and type(x) is not nn.Parameter:
             raise Unserved("tensor", f"x is a {type(x).__name__}; every family takes plain tensors")
         if torch._C._functorch.peek_interpreter_stack() is not None:
@@ -274,14 +313,16 @@ class Dispatched(nn.Module):
             raise Unserved("shape", f"x is {tuple(x.shape)}, the module's width is {self._sizes.d_model}")
         if x.dtype is not self._dtype or x.device != self._device:
             self._move(x)
-        entry = self._built.get((batch, length, causal)) or self._first(x, causal)
+        if not batch or not length:
+            return NOTHING
+        entry = self._built.get((batch, length, causal, biased)) or self._first(x, causal, biased)
         if entry.forward is None:
             raise Unserved("shape", entry.reason)
-        return entry.forward
+        return entry
 
-    def _first(self, x: Tensor, causal: bool) -> Built:
+    def _first(self, x: Tensor, causal: bool, biased: bool) -> Built:
         """Build for a shape that has no forward, if it was asked for or every shape is to be built."""
-        key = (x.shape[0], x.shape[1], causal)
+        key = (x.shape[0], x.shape[1], causal, biased)
         if key not in self._asked and self._request.on_unseen != "build":
             served = ", ".join(map(self._call_text, self._asked))
             raise Unserved("shape", f"x is {self._call_text(key)}, the dispatched forward was built for {served}")
@@ -294,7 +335,7 @@ class Dispatched(nn.Module):
 
     def _call_text(self, key: Key) -> str:
         how = "" if self._sizes.causal is not None else " causal" if key[2] else " not causal"
-        return f"{(*key[:2], self._sizes.d_model)}{how}"
+        return f"{(*key[:2], self._sizes.d_model)}{how}" + " with a bias on the scores" * key[3]
 
     def _move(self, x: Tensor) -> None:
         """Check the weights again for an x of another dtype or device; drop what was built for the old ones."""
@@ -311,26 +352,37 @@ class Dispatched(nn.Module):
     def _settle(self, weight: Tensor) -> None:
         self._device, self._dtype = weight.device, weight.dtype
 
-    def _route(self, shape: Shape, device: torch.device) -> Route:
+    def _form(self, biased: bool) -> Form:
+        return replace(self._sizes.form, score_bias=biased)
+
+    def _route(self, shape: Shape, device: torch.device, biased: bool) -> Route:
         given = self._request.profile
         profile = given if given is not None and given.kind == device.type else profile_of(device)
-        return route(shape, profile, self._request.rules, self._sizes.form)
+        return self._route_on(shape, profile, biased)
+
+    def _route_on(self, shape: Shape, profile: Profile, biased: bool) -> Route:
+        return route(shape, profile, self._request.rules, self._form(biased), may_compile=self._request.may_compile)
 
     def _build(self, key: Key) -> Built:
         shape = self._asked.get(key) or self.shape_of(
             torch.empty(*key[:2], 0, dtype=self._dtype, device=self._device), key[2]
         )
         shape = replace(shape, dtype=DTYPE_NAMES[self._dtype])
-        chosen = self._route(shape, self._device)
+        chosen = self._route(shape, self._device, key[3])
         self._routes[key] = chosen
+        start = perf_counter()
         spec = registry.load_families()[chosen.family]
+        view = self.view(config_of(shape), self._form(key[3]))
+        if hasattr(view, "packed"):
+            view.packed = self._packed
         # What is packed during an inference-mode call must be writable when weights change outside that mode.
         with torch.inference_mode(False), torch.no_grad():
-            forward = spec.build(self.view(config_of(shape)), shape, self._device, **chosen.options)
-        return Built(forward, chosen)
+            forward = spec.build(view, shape, self._device, **chosen.options)
+        return Built(forward, chosen, build_s=perf_counter() - start)
 
     def _forget(self) -> None:
         self._built = BuiltForwards(self._request.cache_size)
+        self._packed: dict[torch.dtype, Any] = {}
         self._device: torch.device | None = None
         self._dtype: torch.dtype | None = None
 
@@ -355,7 +407,11 @@ class Dispatched(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the built forwards out of copies and pickles; a copy builds its own at its first call."""
-        return self.__dict__ | {"_device": None, "_dtype": None}
+        return self.__dict__ | {"_device": None, "_dtype": None, "_lock": None, "_packed": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the state of another one, with a lock of its own."""
+        super().__setstate__(state | {"_lock": RLock()})
 
 
 class DispatchedTransformer(Dispatched, BaselineTransformer):
@@ -394,7 +450,7 @@ class DispatchedTransformer(Dispatched, BaselineTransformer):
         """Return the call as the families take it."""
         return Call(x, valid_token_mask, self._sizes.causal)
 
-    def view(self, config: Any) -> nn.Module:
+    def view(self, config: Any, form: Form) -> nn.Module:
         """Return the model itself: families read it as it is."""
         return self._model
 

@@ -74,11 +74,14 @@ class Route:
         return "\n".join(lines)
 
 
-def route(shape: Shape, profile: Profile, rules: RuleTable, form: Form = PUBLISHED) -> Route:
+def route(
+    shape: Shape, profile: Profile, rules: RuleTable, form: Form = PUBLISHED, *, may_compile: bool = True
+) -> Route:
     """Return the first rule that matches the shape and whose family can build it on the device.
 
-    A matching rule is passed over when its family does not support the shape, does not compute the layers' form, or
-    needs more memory than the device has. Raises `RouteError` with every reason when no rule can serve.
+    A matching rule is passed over when its family does not support the shape, does not compute the layers' form, needs
+    more memory than the device has, or runs torch.compile although `may_compile` is False. Raises `RouteError` with
+    every reason when no rule can serve.
     """
     classification = classify(shape, profile)
     families = registry.load_families()
@@ -88,10 +91,10 @@ def route(shape: Shape, profile: Profile, rules: RuleTable, form: Form = PUBLISH
         reason = rule.mismatch(known)
         if reason is None:
             spec = families[rule.family]
-            reason = refusal(spec, shape, profile, rule.options, form)
+            reason = refusal(spec, shape, profile, rule.options, form, may_compile)
             if reason is None:
                 others = [other for name, other in families.items() if name != rule.family]
-                rejected += [_passed_over(other, shape, profile, rule, form) for other in others]
+                rejected += [_passed_over(other, shape, profile, rule, form, may_compile) for other in others]
                 return Route(
                     shape=shape,
                     profile=profile.name,
@@ -113,9 +116,12 @@ def route(shape: Shape, profile: Profile, rules: RuleTable, form: Form = PUBLISH
 
 
 def refusal(
-    spec: FamilySpec, shape: Shape, profile: Profile, options: dict[str, Any], form: Form = PUBLISHED
-) -> str | None:
+    spec: FamilySpec, shape: Shape, profile: Profile, options: dict[str, Any], form: Form = PUBLISHED,
+    may_compile: bool = True,
+) -> str | None:  # fmt: skip
     """Return why the family cannot build the shape on the device, or None when it can."""
+    if spec.compiles and not may_compile:
+        return "it runs torch.compile, which takes seconds for each new shape; rules of your own may name it"
     reason = spec.refuse_form(form) or spec.supports(shape, profile)
     if reason is not None:
         return reason
@@ -125,8 +131,10 @@ def refusal(
     return None
 
 
-def _passed_over(spec: FamilySpec, shape: Shape, profile: Profile, rule: Rule, form: Form) -> Rejection:
-    reason = refusal(spec, shape, profile, {}, form)
+def _passed_over(
+    spec: FamilySpec, shape: Shape, profile: Profile, rule: Rule, form: Form, may_compile: bool
+) -> Rejection:
+    reason = refusal(spec, shape, profile, {}, form, may_compile)
     if reason is None:
         cost = _cost(spec.predict_s(shape, profile), spec.peak_bytes(shape, profile))
         reason = f"could serve ({cost}), but the rule {rule.name} matched first"

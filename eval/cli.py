@@ -9,7 +9,19 @@ from typing import Annotated
 
 import typer
 
-from rooflane.eval.commands import audit, device, evaluate, export, ladder, plan, reports, rules, statistics, submit
+from rooflane.eval.commands import (
+    audit,
+    device,
+    evaluate,
+    export,
+    ladder,
+    models,
+    plan,
+    reports,
+    rules,
+    statistics,
+    submit,
+)
 from rooflane.eval.commands.output import Group, remark
 from rooflane.eval.exit_codes import ExitCode
 
@@ -29,6 +41,7 @@ app.command("route")(plan.route_command)
 app.add_typer(rules.app, name="rules")
 app.add_typer(export.new_app, name="new")
 app.command("families")(plan.families_command)
+app.command("models")(models.models_command)
 app.command("problems")(plan.problems_command)
 app.command("probe")(device.probe_command)
 app.command("profile")(device.profile_command)

@@ -74,7 +74,10 @@ class FamilySpec(ABC):
 
     @abstractmethod
     def build(self, model: nn.Module, shape: Shape, device: device, **options: Any) -> Forward:
-        """Return a callable `(x [B, S, D], mask [B, S] bool or None) -> [B, S, D]` for the model's weights."""
+        """Return a callable `(x [B, S, D], mask [B, S] bool or None) -> [B, S, D]` for the model's weights.
+
+        Where the model's form has a bias on the scores, the callable is `(x, mask, bias)`.
+        """
 
     def explain(self, shape: Shape, profile: Limits) -> list[str]:
         """Return how the family would run a shape that it supports, on lines for `rooflane route --details`."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from rooflane.shapes.shape import Shape
+
 ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu")
 NORMS = ("layer", "rms")
 
@@ -32,6 +34,10 @@ class Form:
         for name, accepted in (("activation", ACTIVATIONS), ("norm", NORMS)):
             if getattr(self, name) not in accepted:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; accepted: {', '.join(accepted)}")
+
+    def head_width(self, shape: Shape) -> int:
+        """Return the columns of one attention head."""
+        return self.head_dim or shape.head_dim
 
     def differences(self) -> list[str]:
         """Return where the form differs from the published one, in words such as "post-norm" or "relu"."""

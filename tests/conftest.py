@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,6 +16,8 @@ import torch
 
 from rooflane.eval.check.truth import STRESS_FACTOR, draw_stress, judge, stressed
 from rooflane.eval.record.records import TruthCheck
+from rooflane.eval.stats.run import Run, open_run
+from rooflane.shapes import Shape
 
 # Triton reads this when a kernel is defined: with no GPU, kernels are interpreted on CPU tensors.
 if not torch.cuda.is_available():
@@ -28,7 +33,7 @@ ROOT = Path(__file__).parents[1]
 
 
 # Minutes each: begun first, so that one of two workers is not left with them at the end.
-LONG_FILES = {"test_readme.py", "test_corpus.py", "test_cli_eval.py"}
+LONG_FILES = {"test_readme.py", "test_corpus.py", "test_cli_eval.py", "test_sandbox_cuda.py"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -44,6 +49,36 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def root() -> Path:
     return ROOT
+
+
+@pytest.fixture(scope="session")
+def evaluate_at_once(tmp_path_factory) -> Callable[[Shape, list[list[str]], int], list[Run]]:
+    """Return a function that evaluates groups of candidates on the GPU, each group in a campaign at the same time.
+
+    A campaign has a state folder of its own: a lock there lets one run alone on a device.
+    """
+
+    def evaluate(shape: Shape, groups: list[list[str]], processes: int) -> list[Run]:
+        folder = tmp_path_factory.mktemp("at_once")
+        row = shape.as_dict()
+        (folder / "shapes.csv").write_text("\n".join(",".join(map(str, line)) for line in (row, row.values())) + "\n")
+
+        def one(number: int) -> Run:
+            place = folder / str(number)
+            place.mkdir()
+            command = [sys.executable, "-c", "from rooflane.eval.cli import main; main()", "eval", "../shapes.csv"]
+            command += ["--device", "cuda", "--processes", str(processes), "--control", "identity", "--budget", "0.1"]
+            command += [word for path in groups[number] for word in ("--candidate", path)]
+            own = {"ROOFLANE_STATE_DIR": str(place / "state"), "TMPDIR": str(place)}
+            done = subprocess.run(command, cwd=place, env=os.environ | own, capture_output=True, text=True)
+            folders = list((place / "runs").glob("*/"))
+            assert len(folders) == 1, done.stdout + done.stderr
+            return open_run(folders[0])
+
+        with ThreadPoolExecutor(len(groups)) as pool:
+            return list(pool.map(one, range(len(groups))))
+
+    return evaluate
 
 
 @pytest.fixture(scope="session")

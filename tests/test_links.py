@@ -24,7 +24,7 @@ REPOSITORY_PATH = re.compile(
     r"(?:shapes|baseline|families|dispatch|eval|briefs|docs|tests|\.ci)/[\w./-]*|[A-Z]+\.md|constraints-\w+\.txt|"
     r"pyproject\.toml|[\w./-]+/[\w-]+\.py"
 )
-README_WORDS = 1300
+README_WORDS = 1400
 GLOSSARY_TERMS = 50
 SENTENCE_WORDS = 30
 # Words of the project's old dialect; the second entry of each pair is the standard word.

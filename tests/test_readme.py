@@ -180,5 +180,5 @@ def test_make_eval_is_the_command_of_the_evaluate_section(clone: Path):
 
 def test_each_recipe_has_a_section_with_something_to_copy():
     found = sections((ROOT / "README.md").read_text())
-    for title in ("Evaluate", "Submit", "Add a rule", "Bring a kernel", "Use as a module", "Read the report"):
+    for title in ("Evaluate", "Submit", "Add a rule", "Bring a kernel", "Serve a model", "Read the report"):
         assert FENCE.search(found[title]), title

@@ -2,7 +2,7 @@
 
     python briefs/dropin/host_cost.py [--repeats 2000]
 
-Run it at two commits to compare them. On a CPU only the check is measured, in C++ and in Python.
+`paired.py` beside it compares two commits. On a CPU only the check is measured, in C++ and in Python.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main() -> None:
         x = torch.randn(SHAPE.batch_size, SHAPE.seq_len, SHAPE.d_model, device=device)
         with torch.inference_mode():
             fast(x)
-            built = fast._built.get((SHAPE.batch_size, SHAPE.seq_len, SHAPE.causal)).forward
+            built = fast._built.get((SHAPE.batch_size, SHAPE.seq_len, SHAPE.causal, False)).forward
             # Few calls a block: the queue of launches must not fill, or the host would wait for the device.
             print(f"dispatched module: {host_us(lambda: fast(x), 200):.2f} us a call")
             print(f"built forward: {host_us(lambda: built(x), 200):.2f} us a call")

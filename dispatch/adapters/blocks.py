@@ -1,27 +1,29 @@
-"""Other pre-norm blocks, read through a BlockMapping."""
+"""Blocks of any making, read through a BlockMapping."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from rooflane.baseline import BaselineTransformer, TransformerConfig
+from rooflane.baseline import TransformerConfig
 from rooflane.dispatch.adapters.checks import (
-    check_activation,
+    activation_of,
     check_eval,
     check_hooks,
     check_norms,
     check_parameters,
     drops,
+    eps_of,
 )
 from rooflane.dispatch.adapters.mapping import BlockMapping, Call, OptimizeError, Sizes, WeightsAt
+from rooflane.dispatch.adapters.reference import reference_stack
 from rooflane.dispatch.dispatched import Built, Dispatched, Key
 from rooflane.shapes import Form
 
@@ -54,6 +56,10 @@ class DispatchedBlocks(Dispatched):
         self._returns_tuple = _try_mapping(self, max(self._tried, LEAST_LENGTH))
         self._tried = max(self._tried, LEAST_LENGTH)
 
+    def sample(self) -> nn.Module:
+        """Return the module that the mapping is tried on."""
+        return self._model
+
     def describe(self, model: nn.Module) -> Sizes:
         """Return the module's sizes; raises `OptimizeError` when the mapping or the function does not fit."""
         mapping = self._mapping
@@ -77,9 +83,9 @@ class DispatchedBlocks(Dispatched):
         """Return the output the way the module does: alone, or first in a tuple."""
         return (out,) if self._returns_tuple else out
 
-    def view(self, config: TransformerConfig) -> Any:
+    def view(self, config: TransformerConfig, form: Form) -> Any:
         """Return the module's weights as a baseline's."""
-        return StackView(self._model, self._mapping, config)
+        return StackView(self._model, self._mapping, config, form)
 
     def _build(self, key: Key) -> Built:
         """Build for a shape; one of longer sequences than were tried is tried first, for windows and positions."""
@@ -96,50 +102,67 @@ class DispatchedBlocks(Dispatched):
 
 
 def _describe(model: nn.Module, mapping: BlockMapping) -> Sizes:
-    norms: dict[str, nn.Module] = {}
-    found = []
     blocks = blocks_of(model, mapping)
     if not blocks:
         raise OptimizeError(f"{type(model).__name__}.{mapping.layers} holds no block; there is nothing to optimise")
+    norms: dict[str, nn.Module] = {}
+    found = []
     for index, block in enumerate(blocks):
         where = f"{mapping.layers}.{index}." if mapping.layers else ""
         reason = mapping.refuse(block)
         if reason:
             raise OptimizeError(f"{where}{type(block).__name__} {reason}")
-        if mapping.activation:
-            check_activation(block, attrgetter(mapping.activation)(block))
         for path in (mapping.norm1, mapping.norm2):
             norms[where + path] = attrgetter(path)(block)
-        view = layer_view(block, mapping)
-        width, heads, ffn = view.attention.q_proj.weight.shape[1], view.attention.num_heads, view.ffn_in.weight.shape[0]
-        _check_sizes(view, width, heads, ffn, where)
-        found.append((width, heads, ffn))
+        found.append(_describe_block(block, mapping, where))
     if len(set(found)) > 1:
-        raise OptimizeError(f"the blocks of {type(model).__name__} differ in size; the families take equal ones")
+        raise OptimizeError(
+            f"the blocks of {type(model).__name__} differ in size or form; the families take equal ones"
+        )
+    sizes = replace(found[0], num_layers=len(blocks))
     if mapping.final_norm:
         norms[mapping.final_norm] = attrgetter(mapping.final_norm)(model)
-    check_norms(norms, found[0][0])
+    norm = check_norms(norms, sizes.d_model)
     check_eval(model)
     check_hooks(model)
     check_parameters(model)
-    return Sizes(*found[0], len(blocks), None, Form(final_norm=bool(mapping.final_norm)))
+    return replace(sizes, form=replace(sizes.form, norm=norm, final_norm=bool(mapping.final_norm)))
 
 
-def _check_sizes(view: SimpleNamespace, width: int, heads: int, ffn: int, where: str) -> None:
+def _describe_block(block: nn.Module, mapping: BlockMapping, where: str) -> Sizes:
+    view = layer_view(block, mapping)
+    attention = view.attention
+    width, heads, ffn = attention.q_proj.weight.shape[1], attention.num_heads, view.ffn_in.weight.shape[0]
+    _check_sizes(view, width, ffn, where)
+    activation = activation_of(block, attrgetter(mapping.activation)(block)) if mapping.activation else "gelu"
+    head_dim = None if attention.head_dim * heads == width else attention.head_dim
+    norm_first, theta = (_asked(value, block) for value in (mapping.norm_first, mapping.rotary_theta))
+    form = Form(norm_first, activation, head_dim=head_dim, rotary_theta=theta)
+    return Sizes(width, heads, ffn, 1, None, form)
+
+
+def _asked(value: Any, block: nn.Module) -> Any:
+    """Return a value of a mapping, or what it says of the block."""
+    return value(block) if callable(value) else value
+
+
+def _check_sizes(view: SimpleNamespace, width: int, ffn: int, where: str) -> None:
     """Refuse weights that are not `[out, in]` of one width, which a wrong part or transpose makes them."""
+    attention = view.attention
+    rows, heads = attention.q_proj.weight.shape[0], attention.num_heads
+    if rows % heads:
+        raise OptimizeError(f"{where or 'the block'}: q has {rows} rows, not divisible by {heads} heads")
     if width % heads:
         raise OptimizeError(f"{where or 'the block'}: width {width} is not divisible by {heads} heads")
-    attention = view.attention
-    for name in PROJECTIONS:
-        shape = tuple(getattr(attention, name).weight.shape)
-        if shape != (width, width):
-            raise OptimizeError(
-                f"{where}{name} is mapped to a weight {shape}, expected {(width, width)}; see WeightsAt"
-            )
-    for name, expected in (("ffn_in", (ffn, width)), ("ffn_out", (width, ffn))):
-        shape = tuple(getattr(view, name).weight.shape)
-        if shape != expected:
-            raise OptimizeError(f"{where}{name} is mapped to a weight {shape}, expected {expected}; see WeightsAt")
+    expected = dict.fromkeys(PROJECTIONS[:3], (rows, width)) | {"out_proj": (width, rows)}
+    for name, shape in expected.items():
+        own = tuple(getattr(attention, name).weight.shape)
+        if own != shape:
+            raise OptimizeError(f"{where}{name} is mapped to a weight {own}, expected {shape}; see WeightsAt")
+    for name, shape in (("ffn_in", (ffn, width)), ("ffn_out", (width, ffn))):
+        own = tuple(getattr(view, name).weight.shape)
+        if own != shape:
+            raise OptimizeError(f"{where}{name} is mapped to a weight {own}, expected {shape}; see WeightsAt")
 
 
 def _try_mapping(module: DispatchedBlocks, length: int) -> bool:
@@ -157,10 +180,10 @@ def _try_mapping(module: DispatchedBlocks, length: int) -> bool:
     with torch.device("cpu"):
         x = torch.randn(1, length, sizes.d_model, generator=generator, dtype=torch.float64)
         try:
-            model = copy.deepcopy(module._model).to("cpu", torch.float64)
+            model = copy.deepcopy(module.sample()).to("cpu", torch.float64)
             _draw(model, generator)
             with torch.no_grad():
-                own = model(x)
+                own = model(x, **_arguments(model, module._mapping, x))
         except Exception as error:  # the module is the user's and may raise anything
             raise OptimizeError(
                 f"{name} cannot be tried as module(x) on a float64 copy of it ({type(error).__name__}: {error}); that "
@@ -168,7 +191,7 @@ def _try_mapping(module: DispatchedBlocks, length: int) -> bool:
             ) from None
         returns_tuple = isinstance(own, tuple)
         own = own[0] if returns_tuple else own
-        view = StackView(model, module._mapping, config)
+        view = StackView(model, module._mapping, config, sizes.form)
         with torch.no_grad():
             mapped = view(x)
     difference = float((own - mapped).abs().max() / (own - x).abs().max().clamp_min(1e-6))
@@ -181,6 +204,11 @@ def _try_mapping(module: DispatchedBlocks, length: int) -> bool:
             "packed weights, `transposed`, `causal`, the activation, windows and positions"
         )
     return returns_tuple
+
+
+def _arguments(model: nn.Module, mapping: BlockMapping, x: Tensor) -> Mapping[str, Any]:
+    """Return what a call of the module passes beside x."""
+    return mapping.call(blocks_of(model, mapping)[0], x) if callable(mapping.call) else mapping.call
 
 
 def _draw(model: nn.Module, generator: torch.Generator) -> None:
@@ -197,7 +225,7 @@ def _unread(model: nn.Module, mapping: BlockMapping) -> list[str]:
     read = set()
     for block in blocks_of(model, mapping):
         for where in (mapping.q, mapping.k, mapping.v, mapping.out, mapping.ffn_in, mapping.ffn_out):
-            read |= {id(_found(block, path)) for path in (where.weight, where.bias)}
+            read |= {id(_found(block, path)) for path in (where.weight, where.bias, where.scale) if path}
         for path in (mapping.norm1, mapping.norm2):
             read |= {id(tensor) for tensor in attrgetter(path)(block).parameters()}
     if mapping.final_norm:
@@ -222,15 +250,24 @@ class LinearView:
     def weight(self) -> Tensor:
         """The projection's rows of the stored weight."""
         stored = attrgetter(self._where.weight)(self._block)
+        part = self._part(stored.t() if self._where.transposed else stored)
+        part = part if self.factor is None else part * self.factor[:, None]
         # Packers take contiguous weights, as every nn.Linear's are; they run when weights change, not at every call.
-        return self._part(stored.t() if self._where.transposed else stored).contiguous()
+        return part.contiguous()
 
     @property
     def bias(self) -> Tensor:
         """The projection's part of the stored bias."""
         stored = _found(self._block, self._where.bias)
-        weight = self.weight
-        return weight.new_zeros(weight.shape[0]) if stored is None else self._part(stored)
+        if stored is None:
+            weight = self.weight
+            return weight.new_zeros(weight.shape[0])
+        return self._part(stored) if self.factor is None else self._part(stored) * self.factor
+
+    @property
+    def factor(self) -> Tensor | None:
+        """The factor `[out]` on the output features, None where there is none."""
+        return _found(self._block, self._where.scale) if self._where.scale else None
 
     def _part(self, stored: Tensor) -> Tensor:
         index, count = self._where.part
@@ -238,34 +275,38 @@ class LinearView:
 
 
 class NormView:
-    """A LayerNorm's scale and shift `[D]`: ones and zeros where the module has none."""
+    """A norm's scale and shift `[D]`: ones and zeros where the module has none."""
 
     def __init__(self, owner: nn.Module, path: str) -> None:
         self._owner, self._path = owner, path
 
     @property
-    def norm(self) -> nn.LayerNorm:
-        """The module's own LayerNorm."""
+    def norm(self) -> nn.Module:
+        """The module's own norm."""
         return attrgetter(self._path)(self._owner)
 
     @property
     def eps(self) -> float:
-        """The number added to the variance."""
-        return self.norm.eps
+        """The number added to the variance or the mean square."""
+        return eps_of(self.norm)
 
     @property
     def weight(self) -> Tensor:
         """The scale."""
-        return self.norm.weight if self.norm.weight is not None else self._filled(1.0)
+        return self._tensor("weight", 1.0)
 
     @property
     def bias(self) -> Tensor:
         """The shift."""
-        return self.norm.bias if self.norm.bias is not None else self._filled(0.0)
+        return self._tensor("bias", 0.0)
 
-    def _filled(self, value: float) -> Tensor:
-        like = next(self._owner.parameters())
-        return like.new_full(self.norm.normalized_shape, value)
+    def _tensor(self, name: str, missing: float) -> Tensor:
+        norm = self.norm
+        own = getattr(norm, name, None)
+        if own is not None:
+            return own
+        shape = getattr(norm, "normalized_shape", None) or norm.weight.shape
+        return next(self._owner.parameters()).new_full(shape, missing)
 
 
 def layer_view(block: nn.Module, mapping: BlockMapping) -> SimpleNamespace:
@@ -288,15 +329,20 @@ def layer_view(block: nn.Module, mapping: BlockMapping) -> SimpleNamespace:
 
 
 class StackView:
-    """A whole module as a baseline: `layers`, `final_norm` (None where it has none), `config` and `parameters()`.
+    """A whole module as a baseline: `layers`, `final_norm` (None where it has none), `config`, `form`, `parameters()`.
 
-    Called, it computes the baseline's function on the module's weights.
+    `folded` says that a weight is computed from others, so that views of the module's memory do not follow it. `packed`
+    holds the copies that built forwards of several shapes share. Called, it computes the stack's function.
     """
 
-    def __init__(self, module: nn.Module, mapping: BlockMapping, config: TransformerConfig) -> None:
+    def __init__(self, module: nn.Module, mapping: BlockMapping, config: TransformerConfig, form: Form) -> None:
         self.config = config
+        self.form = form
+        self.packed: dict[torch.dtype, Any] = {}
         self._module = module
         self.layers = [layer_view(block, mapping) for block in blocks_of(module, mapping)]
+        scaled = [part for layer in self.layers for part in (layer.attention.out_proj, layer.ffn_out)]
+        self.folded = any(part.factor is not None for part in scaled)
         self.final_norm = NormView(module, mapping.final_norm) if mapping.final_norm else None
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -311,33 +357,9 @@ class StackView:
         """Yield the module and its parts with their names."""
         return self._module.named_modules()
 
-    def state(self) -> dict[str, Tensor]:
-        """Return every tensor under the baseline's own name."""
-        found = {}
-        for index, layer in enumerate(self.layers):
-            attention = layer.attention
-            parts = {
-                "norm1": layer.norm1,
-                **{f"attention.{name}": getattr(attention, name) for name in PROJECTIONS},
-                "norm2": layer.norm2,
-                "ffn_in": layer.ffn_in,
-                "ffn_out": layer.ffn_out,
-            }
-            for name, part in parts.items():
-                found |= {f"layers.{index}.{name}.{kind}": getattr(part, kind) for kind in ("weight", "bias")}
-        if self.final_norm is not None:
-            found |= {f"final_norm.{kind}": getattr(self.final_norm, kind) for kind in ("weight", "bias")}
-        return found
-
-    def __call__(self, x: Tensor, valid_token_mask: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
         """Return the reference output `[B, S, D]` of the viewed weights."""
-        with torch.device("meta"):
-            skeleton = BaselineTransformer(self.config)
-        for norm in (module for module in skeleton.modules() if isinstance(module, nn.LayerNorm)):
-            norm.eps = self.layers[0].norm1.eps
-        if self.final_norm is None:
-            skeleton.final_norm = nn.Identity()
-        return functional_call(skeleton, self.state(), (x, valid_token_mask), strict=True)
+        return reference_stack(self, x, valid, causal=self.config.causal)
 
 
 def blocks_of(module: nn.Module, mapping: BlockMapping) -> list[nn.Module]:

@@ -1,15 +1,13 @@
 """What optimize() is asked, and how it reads a module: request, call, BlockMapping, their errors. No torch.
 
-A BlockMapping says where a pre-norm block keeps the sixteen tensors of a layer, and how its call is read. GPT2_BLOCK
-is that of transformers' GPT-2 block, with its packed Conv1D projections.
+A BlockMapping says where a block keeps the sixteen tensors of a layer, and how its call is read. Those of other
+libraries' blocks are in known/.
 """
 
 from __future__ import annotations
 
-import inspect
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rooflane.dispatch.profile import Profile
@@ -47,13 +45,17 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Request:
-    """What optimize() was asked beside the module: rules, profile, device, and what unseen shapes get."""
+    """What optimize() was asked beside the module: rules, profile, device, and what unseen shapes get.
+
+    `may_compile` is False where shapes come as they are met: torch.compile takes seconds for each.
+    """
 
     rules: RuleTable
     profile: Profile | None
     device: torch.device
     on_unseen: str
     cache_size: int
+    may_compile: bool
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class WeightsAt:
 
     `part = (index, count)` takes one of `count` equal parts of the output features (packed q, k, v); `transposed` is
     for weights stored `[in, out]`, as transformers' Conv1D does. `scale` is the path of a factor `[out]` on the output
-    features (LayerScale), "" where there is none. A bias that is None or missing counts as zeros.
+    features (LayerScale), "" where there is none. A bias or factor that is None or missing counts as zeros or ones.
     """
 
     weight: str
@@ -78,11 +80,15 @@ def weights_at(path: str, part: tuple[int, int] = (0, 1), *, transposed: bool = 
 
 
 class Call(NamedTuple):
-    """One call as every family takes it: `x [B, S, D]`, `valid [B, S]` bool (True = real token) or None, causality."""
+    """One call as every family takes it: `x [B, S, D]`, `valid [B, S]` bool (True = real token) or None, causality.
+
+    `bias` has 4 dimensions that broadcast to `[B, H, S, S]`: bool (True = visible), or added to the scaled scores.
+    """
 
     x: Tensor
     valid: Tensor | None
     causal: bool
+    bias: Tensor | None = None
 
 
 def read_x(module: nn.Module, causal: bool, *args: Any, **kwargs: Any) -> Call:
@@ -99,13 +105,16 @@ def refuse_nothing(block: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class BlockMapping:
-    """Describe blocks that compute `x + attention(norm1(x))`, then `x + ffn_out(gelu(ffn_in(norm2(x))))`.
+    """Describe blocks that compute `x + attention(norm1(x))`, then `x + ffn_out(activation(ffn_in(norm2(x))))`.
 
-    `norm1` and `norm2` are paths of LayerNorm modules, `num_heads` the path of a number, `activation` that of the
-    exact (erf) GELU where the block keeps one. `layers` is the path of the blocks inside the module, "" when the
-    module is itself one block; `final_norm` that of the LayerNorm after them, "" when there is none. `causal` says
-    whether a call without a mask is causal, or asks the module. `read(module, causal, *args, **kwargs)` turns a call
-    into a `Call` or raises `Unserved`; `refuse(block)` returns why a block does not fit, or None.
+    Blocks that are not `norm_first` compute `norm1(x + attention(x))`, then `norm2(x + ffn(x))`. `norm1` and `norm2`
+    are paths of LayerNorm or RMSNorm modules, `num_heads` the path of a number. `activation` is the path of a callable,
+    which is recognised by its values; "" stands for the exact (erf) GELU. `rotary_theta` is the base of rotary
+    positions on q and k, as in `Form`. `layers` is the path of the blocks inside the module, "" when the module is
+    itself one block; `final_norm` that of the norm after them, "" when there is none. `causal` says whether a call
+    without a mask is causal, or asks the module. `read(module, causal, *args, **kwargs)` turns a call into a `Call` or
+    raises `Unserved`; `refuse(block)` returns why a block does not fit, or None. `call` is what a trial passes beside
+    x, or a function of block and x that returns it.
 
     A mapping is tried before it is used: the module's own output on a small input must be that of the mapped weights.
     """
@@ -121,92 +130,10 @@ class BlockMapping:
     num_heads: str
     causal: bool | Callable[[nn.Module], bool]
     activation: str = ""
+    norm_first: bool | Callable[[nn.Module], bool] = True
+    rotary_theta: float | None | Callable[[nn.Module], float | None] = None
+    call: Mapping[str, Any] | Callable[[nn.Module, Tensor], Mapping[str, Any]] = field(default_factory=dict)
     layers: str = ""
     final_norm: str = ""
     read: Callable[..., Call] = read_x
     refuse: Callable[[nn.Module], str | None] = refuse_nothing
-
-
-# Passed down to every block by the model, and read by none whose attention is eager or sdpa.
-NO_EFFECT = ("position_ids", "cache_position")
-
-
-def read_gpt2(block: nn.Module, causal: bool, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Call:
-    """Read a call of the block: no cache, no cross attention; a 4-D attention mask must be causal with padding."""
-    if args:
-        # Their order differs between versions of transformers.
-        bound = inspect.signature(block.forward).bind(hidden_states, *args, **kwargs).arguments
-        kwargs = {name: value for name, value in bound.items() if name not in ("hidden_states", "kwargs")}
-        kwargs |= bound.get("kwargs", {})
-    mask = kwargs.pop("attention_mask", None)
-    # None and False are what every optional argument defaults to.
-    extra = [
-        name for name, value in kwargs.items() if name not in NO_EFFECT and value is not None and value is not False
-    ]
-    if extra:
-        raise Unserved("arguments", f"it passes {', '.join(extra)}; served: hidden_states and attention_mask")
-    if mask is None:
-        return Call(hidden_states, None, causal)
-    return Call(hidden_states, _valid_keys(mask, hidden_states), True)
-
-
-def _valid_keys(mask: Tensor, x: Tensor) -> Tensor:
-    """Return `[B, S]` from a causal mask with padding `[B or 1, 1, S, S]`: bool (True = visible) or additive.
-
-    Rows of invalid tokens are not compared. Looking at the values waits for the device, once a call.
-    """
-    import torch
-
-    batch, length = x.shape[:2]
-    if mask.dim() != 4 or mask.shape[0] not in (1, batch) or mask.shape[1:] != (1, length, length):
-        raise Unserved("mask", f"attention_mask is {tuple(mask.shape)}; served: [{batch} or 1, 1, {length}, {length}]")
-    # Additive masks hide with -inf or with their dtype's most negative number.
-    visible = mask if mask.dtype == torch.bool else mask == 0
-    hidden = ~visible if mask.dtype == torch.bool else mask <= torch.finfo(mask.dtype).min
-    visible, hidden = visible[:, 0], hidden[:, 0]
-    valid = visible[:, -1]
-    causal = torch.ones(length, length, dtype=torch.bool, device=mask.device).tril()
-    wanted = causal & valid[:, None, :]
-    fits = ((visible == wanted) & (visible | hidden)) | ~valid[:, :, None]
-    if not bool(fits.all()):
-        raise Unserved("mask", "attention_mask is not causal with padded keys, the one kind the families compute")
-    return valid.expand(batch, length)
-
-
-def _is_causal(block: nn.Module) -> bool:
-    """Return whether the block is causal when called without a mask: eager attention without a `bias` buffer is not."""
-    return _implementation(block) != "eager" or hasattr(block.attn, "bias")
-
-
-def _implementation(block: nn.Module) -> str:
-    return getattr(block.attn.config, "_attn_implementation", None) or "eager"
-
-
-def _refuse(block: nn.Module) -> str | None:
-    if hasattr(block, "crossattention"):
-        return "has cross attention, which no family computes"
-    if _implementation(block) not in ("eager", "sdpa"):
-        return f"has the attention implementation {_implementation(block)!r}; the calls of eager and sdpa ones are read"
-    attention = block.attn
-    scale = getattr(attention, "scaling", attention.head_dim**-0.5)
-    unscaled = not attention.scale_attn_weights or attention.scale_attn_by_inverse_layer_idx
-    if unscaled or not math.isclose(scale, attention.head_dim**-0.5):
-        return "scales its scores otherwise than by head_dim ** -0.5; use scale_attn_weights=True alone"
-    return None
-
-
-GPT2_BLOCK = BlockMapping(
-    norm1="ln_1",
-    norm2="ln_2",
-    q=weights_at("attn.c_attn", (0, 3), transposed=True),
-    k=weights_at("attn.c_attn", (1, 3), transposed=True),
-    v=weights_at("attn.c_attn", (2, 3), transposed=True),
-    out=weights_at("attn.c_proj", transposed=True),
-    ffn_in=weights_at("mlp.c_fc", transposed=True),
-    ffn_out=weights_at("mlp.c_proj", transposed=True),
-    num_heads="attn.num_heads",
-    causal=_is_causal,
-    activation="mlp.act",
-    read=read_gpt2,
-    refuse=_refuse,
-)

@@ -178,8 +178,8 @@ def audit_gate(
     asked = [stress for stress in asked if stress.name not in {known.name for known in CATALOGUE}]
     faults = ablations(window)
     least: dict[tuple[str, str, str], Finding] = {}
-    cases = len(_by_weights(asked)) * len(faults)
-    total, done = len(shapes) * seeds * cases, count()
+    groups = sum(len(_by_weights(asked, shape.dtype)) for shape in shapes)
+    total, done = groups * seeds * len(faults), count()
 
     def on_case(text: str) -> None:
         on_stage(next(done), total, text)
@@ -194,27 +194,27 @@ def audit_gate(
         seeds=seeds,
         window=window,
         tf32=tf32,
-        always=tuple(condition.name for condition in _conditions(()) if not condition.against_truth),
+        always=tuple(condition.name for condition in _conditions((), "float32") if not condition.against_truth),
         stresses=tuple(stress.name for stress in CATALOGUE),
         asked=tuple(stress.name for stress in asked),
         findings=tuple(least.values()),
     )
 
 
-def _conditions(asked: Sequence[Stress]) -> list[_Condition]:
-    """Return every check, those on unchanged weights first."""
+def _conditions(asked: Sequence[Stress], dtype: str) -> list[_Condition]:
+    """Return every check that suits a model of the dtype, those on unchanged weights first."""
     masks = (f"padding {RAGGED_PADDING:g}", "one token", "holes")
     stresses = sorted((*CATALOGUE, *asked), key=lambda stress: stress.touches)
     return [
         _Condition("plain", PLAIN),
         *(_Condition(name, PLAIN, mask=name) for name in masks),
-        *(_Condition(stress.name, stress) for stress in stresses),
+        *(_Condition(stress.name, stress) for stress in stresses if stress.suits(dtype)),
     ]
 
 
-def _by_weights(asked: Sequence[Stress]) -> list[list[_Condition]]:
+def _by_weights(asked: Sequence[Stress], dtype: str) -> list[list[_Condition]]:
     """Return the checks in groups of the same weights: copying a faulty model costs more than a small forward."""
-    groups = groupby(_conditions(asked), key=lambda condition: condition.stress.touches)
+    groups = groupby(_conditions(asked, dtype), key=lambda condition: condition.stress.touches)
     return [list(group) for _, group in groups]
 
 
@@ -225,7 +225,7 @@ def _audit_shape(
     cpu = torch.device("cpu")
     reference = build_baseline(shape, cpu, seed)
     true_model = build_baseline(shape, cpu, seed).double()
-    for conditions in _by_weights(asked):
+    for conditions in _by_weights(asked, shape.dtype):
         with ExitStack() as changed, torch.no_grad():
             for model in (reference, true_model):
                 changed.enter_context(stressed(model, conditions[0].stress))

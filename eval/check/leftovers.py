@@ -13,9 +13,9 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from time import perf_counter_ns
+from functools import cache
 from typing import Any
 
 import torch
@@ -32,20 +32,18 @@ _set_default_device = torch.set_default_device
 _set_autocast_enabled = torch.set_autocast_enabled
 _set_autocast_dtype = torch.set_autocast_dtype
 _set_grad_enabled = torch._C._set_grad_enabled
-_now = perf_counter_ns
-_audit = sys.audit
-_intern = sys.intern
+_add_audit_hook = sys.addaudithook
 _get_signal = signal.getsignal
 _get_timer = signal.getitimer
 _set_timer = signal.setitimer
+
+# An entry for each audit hook that this process was given after the harness's own.
+_audit_hooks: list[str] = []
 
 AUTOCAST_TYPES = ("cpu", "cuda")
 TIMERS = {"ITIMER_REAL": signal.ITIMER_REAL, "ITIMER_VIRTUAL": signal.ITIMER_VIRTUAL, "ITIMER_PROF": signal.ITIMER_PROF}
 # Programs handle these to end cleanly, to follow their children or a terminal.
 ORDINARY_SIGNALS = {"SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGCHLD", "SIGPIPE", "SIGWINCH", "SIGCONT", "SIGTSTP"}
-# `sys.audit` takes as long as another call of C without a hook, and nine times that with one (Python 3.11).
-AUDIT_HOOKED = 2.5
-AUDIT_CALLS, AUDIT_ROUNDS = 200, 20
 # Tools 6 and 7 of `sys.monitoring` stand for `setprofile` and `settrace`.
 MONITORING_TOOLS = range(6)
 
@@ -110,7 +108,8 @@ class Leftovers:
         self._callbacks = list(gc.callbacks)
         self._handlers = _handlers()
         self._tools = _tools()
-        self._audited = _audit_cost() > AUDIT_HOOKED
+        _hear_of_audit_hooks()
+        self._audit_hooks = len(_audit_hooks)
         self._found: list[str] = []
         self.findings: list[str] = []
         self.notes: list[str] = []
@@ -185,10 +184,10 @@ class Leftovers:
                 self._find(f"tool {tool} of sys.monitoring was left in use")
 
     def inspect(self) -> list[str]:
-        """Return every finding; an audit hook, which no one can list or remove, is known by what an event costs."""
+        """Return every finding; an audit hook, which no one can list or remove, is heard of when it is added."""
         self.look()
-        if not self._audited and _audit_cost() > AUDIT_HOOKED:
-            self._audited = True
+        if len(_audit_hooks) > self._audit_hooks:
+            self._audit_hooks = len(_audit_hooks)
             self._find("an audit hook was added")
         return self.findings
 
@@ -239,13 +238,15 @@ def _tools() -> dict[int, str]:
     return {tool: name for tool in MONITORING_TOOLS if (name := monitoring.get_tool(tool)) is not None}
 
 
-def _audit_cost() -> float:
-    """Return what raising an audit event takes, in units of another small call of C; the least of several rounds."""
-    best = [float("inf")] * 2
-    for _ in range(AUDIT_ROUNDS):
-        for place, call in enumerate((_audit, _intern)):
-            start = _now()
-            for _ in range(AUDIT_CALLS):
-                call("rooflane")
-            best[place] = min(best[place], _now() - start)
-    return best[0] / best[1]
+@cache
+def _hear_of_audit_hooks() -> None:
+    """Add an audit hook that hears of every later one, once for this process."""
+    # torch.compile and transformers import filelock; from Python 3.12 on it adds an audit hook of its own.
+    with suppress(ImportError):
+        import filelock  # noqa: F401
+    _add_audit_hook(_note_audit_hook)
+
+
+def _note_audit_hook(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "sys.addaudithook":
+        _audit_hooks.append(event)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rooflane.baseline import BaselineTransformer, chunked_reference, config_of, generate_random_case, torch_dtype
 from rooflane.eval.check.gate import check_gate
-from rooflane.eval.check.stresses import SHARPEN, SPIKE, SPIKE_EVERY, Stress, load_stress_set
+from rooflane.eval.check.stresses import SHARPEN, SPIKE, SPIKE_EVERY, WIDEN, Stress, load_stress_set
 from rooflane.eval.record.records import GateResult, TruthCheck
 from rooflane.shapes import Shape
 
@@ -105,6 +105,8 @@ def stressed(model: nn.Module, stress: Stress) -> Iterator[None]:
         for name, parameter in chosen:
             if "q_proj" in name:
                 parameter.mul_(SHARPEN)
+            elif "ffn" in name:
+                parameter.mul_(WIDEN if "ffn_in" in name else 1 / WIDEN)
             else:
                 drawn = torch.rand(parameter.shape, generator=generator, dtype=torch.float64)
                 # Weights 0.5 to 1.5, biases -0.5 to 0.5.

@@ -144,16 +144,19 @@ def _takes_inputs(build: Callable[..., Any]) -> bool:
 
 
 def _optimize(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Forward, nn.Module]:
-    """Return optimize() of the model for the example inputs: x, and a mask where there is a second input."""
+    """Return optimize() of the model; a stack of layers is built for the example inputs, x and perhaps a mask."""
     import torch
 
     from rooflane.dispatch import ProfileError, RouteError, optimize
     from rooflane.dispatch.adapters.mapping import OptimizeError
+    from rooflane.dispatch.optimize import takes_shape
 
-    if len(inputs) > 2 or not all(isinstance(part, torch.Tensor) for part in inputs):
-        raise Unsupported("optimize() takes a model that is called on x, or on x and a mask")
+    alone = 0 < len(inputs) < 3 and all(isinstance(part, torch.Tensor) for part in inputs)
     try:
-        fast = optimize(model, inputs[0], mask=inputs[1] if len(inputs) > 1 else None)
+        if alone and takes_shape(model):
+            fast = optimize(model, inputs[0], mask=inputs[1] if len(inputs) > 1 else None)
+        else:
+            fast = optimize(model)
     except (OptimizeError, RouteError, ProfileError) as error:
         raise Unsupported(one_line(error, limit=1000)) from None
     return fast, model

@@ -162,7 +162,6 @@ class Workload(ABC):
 class TransformerWorkload(Workload):
     """The published transformer: x `[B, S, D]` and a mask `[B, S]` in, `[B, S, D]` out."""
 
-    stresses = STRESSES
     input_names = "its input x or its mask"
 
     def __init__(self, shape: Shape, device: torch.device) -> None:
@@ -172,6 +171,11 @@ class TransformerWorkload(Workload):
         self.dtype = torch_dtype(shape.dtype)
         self.rows = shape.tokens
         self.half = shape.dtype != "float32"
+
+    @property
+    def stresses(self) -> tuple[Stress, ...]:
+        """Return the stress inputs that a model of the shape's dtype can compute."""
+        return tuple(stress for stress in STRESSES if stress.suits(self.shape.dtype))
 
     @property
     def input_bytes(self) -> int:

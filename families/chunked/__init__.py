@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rooflane.families.lean.cost import HALF, SINGLE, lean_predict_s, operand_name, weight_elements
 from rooflane.families.spec import FamilySpec, Limits, operands, positive
-from rooflane.shapes import Form, Shape
+from rooflane.shapes import PUBLISHED, Form, Shape
 
 if TYPE_CHECKING:
     from torch import device, nn
@@ -21,14 +20,16 @@ BUDGET_GIB = 2.0
 LEAST_ROWS = 1024
 
 
-def chunk_plan(shape: Shape, budget_bytes: float, operand_bytes: int) -> tuple[int, int, int]:
+def chunk_plan(shape: Shape, budget_bytes: float, operand_bytes: int, form: Form = PUBLISHED) -> tuple[int, int, int]:
     """Return `(sequences a chunk, rows a block, scratch bytes)` for a budget.
 
     A chunk keeps q, k, v and the context of whole sequences. The token-wise ops process it in blocks of rows. Each row
     holds an fp32 residual, its half-precision norm and update, and the feed-forward's hidden row twice.
     """
-    kept = operand_bytes * 4 * shape.d_model * shape.seq_len
-    row = shape.d_model * (SINGLE + 2 * operand_bytes) + 2 * operand_bytes * shape.ffn_dim
+    kept = operand_bytes * 4 * shape.num_heads * form.head_width(shape) * shape.seq_len
+    # A norm behind a sum has a float32 output beside its float32 input.
+    singles = SINGLE if form.norm_first else 2 * SINGLE
+    row = shape.d_model * (singles + 2 * operand_bytes) + 2 * operand_bytes * shape.ffn_dim
     sequences = int(min(shape.batch_size, max(1, budget_bytes // (kept + row * LEAST_ROWS))))
     room = budget_bytes - sequences * kept
     rows = int(min(sequences * shape.seq_len, max(LEAST_ROWS, room // row)))
@@ -50,7 +51,7 @@ class Chunked(FamilySpec):
         return None
 
     def refuse_form(self, form: Form) -> str | None:
-        return super().refuse_form(replace(form, final_norm=True))
+        return "it takes no bias on the scores" if form.score_bias else None
 
     def peak_bytes(self, shape: Shape, profile: Limits, *, budget_gib: float = BUDGET_GIB, **options: Any) -> int:
         """Return the most device bytes in use during one call: weights twice, input, output, scratch."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rooflane.families.chunked import chunk_plan
-from rooflane.families.lean.lean import TORCH_OPS, LeanOps, choose_ops, lean_weights, project
+from rooflane.families.lean.lean import TORCH_OPS, LeanOps, choose_ops, form_of, lean_stack, lean_weights, project
 from rooflane.families.runtime.call_checks import DTYPES, check_call, operand_dtype
 from rooflane.families.runtime.weights import UNFIT
 from rooflane.shapes import Shape
@@ -33,7 +34,7 @@ def build(
     if isinstance(budget_gib, bool) or not isinstance(budget_gib, (int, float)) or not budget_gib > 0:
         raise ValueError(f"chunked: budget_gib is {budget_gib!r}; it must be a number above 0")
     device = torch.device(device)
-    ops = choose_ops(shape, device)
+    ops = choose_ops(shape, form_of(model), device)
     # Built at the first call with weights that do not fit float16.
     wide = cache(lambda: _build(model, shape, DTYPES[shape.dtype], TORCH_OPS, budget_gib, None))
     return _build(model, shape, operand_dtype(operands, shape, device.type), ops, budget_gib, wide)
@@ -43,16 +44,18 @@ def _build(
     model: nn.Module, shape: Shape, dtype: torch.dtype, ops: LeanOps, budget_gib: float,
     wide: Callable[[], Forward] | None,
 ) -> Forward:  # fmt: skip
-    weights = lean_weights(model, dtype, ops)
-    eps = model.layers[0].norm1.eps
-    sequences, rows, _ = chunk_plan(shape, budget_gib * 2**30, dtype.itemsize)
+    weights, stack = lean_weights(model, dtype, ops), lean_stack(model, shape, ops)
+    form = stack.form
+    sequences, rows, _ = chunk_plan(shape, budget_gib * 2**30, dtype.itemsize, form)
+    between = "norm2" if form.norm_first else "norm1"
 
     def linear(value: Tensor, name: str) -> Tensor:
         return functional.linear(value, weights.tensors[f"{name}.weight"], weights.tensors[f"{name}.bias"])
 
-    def norm(value: Tensor, update: Tensor | None, name: str, out_dtype: torch.dtype, keep: bool, mask=None):
-        weight, bias = weights.tensors[f"{name}.weight"], weights.tensors[f"{name}.bias"]
-        return ops.add_norm(value, update, weight, bias, eps=eps, out_dtype=out_dtype, residual=keep, mask=mask)
+    def norm(
+        value: Tensor, update: Tensor | None, name: str, out_dtype: torch.dtype = dtype, **options: Any
+    ) -> tuple[Tensor | None, Tensor]:
+        return stack.norm(weights.tensors, name, value, update, out_dtype, **options)
 
     def blocks(tokens: int) -> Iterator[slice]:
         for start in range(0, tokens, rows):
@@ -65,22 +68,31 @@ def _build(
         out_rows = out.view(tokens, width)
         residual = out_rows if out.dtype == torch.float32 else torch.empty(tokens, width, device=x.device)
         source = x.reshape(tokens, width)
-        qkv = torch.empty(tokens, 3 * width, dtype=dtype, device=x.device)
+        qkv = torch.empty(tokens, 3 * shape.num_heads * form.head_width(shape), dtype=dtype, device=x.device)
+        packed = qkv.view(count, length, -1)
         for layer in range(shape.num_layers):
             for block in blocks(tokens):
-                normed = norm(source[block], None, f"{layer}.norm1", dtype, False)[1]
+                given = source[block]
+                normed = norm(given, None, f"{layer}.norm1")[1] if form.norm_first else given.to(dtype)
                 projected = project(normed, weights.tensors, layer)
                 for place, part in enumerate([projected] if isinstance(projected, Tensor) else projected):
                     qkv[block].narrow(1, place * part.shape[1], part.shape[1]).copy_(part)
-            context = attend_chunk(qkv.view(count, length, -1), mask, shape.num_heads, shape.causal, ops)
-            context = context.view(tokens, width)
+            if stack.rotary is not None:
+                # One sequence at a time, because torch's ops need float32 copies of its q.
+                for sequence in packed.split(1):
+                    ops.rotate(sequence, *stack.rotary)
+            context = attend_chunk(packed, mask, shape.num_heads, shape.causal, ops).view(tokens, -1)
             for block in blocks(tokens):
                 attended = linear(context[block], f"{layer}.out")
-                kept, normed = norm(source[block], attended, f"{layer}.norm2", dtype, True)
-                update = linear(ops.gelu(linear(normed, f"{layer}.ffn_in")), f"{layer}.ffn_out")
-                torch.add(kept, update, out=residual[block])
+                kept, normed = norm(source[block], attended, f"{layer}.{between}", residual=True)
+                hidden = ops.activate(linear(normed, f"{layer}.ffn_in"), form.activation)
+                update = linear(hidden, f"{layer}.ffn_out")
+                if form.norm_first or f"{layer}.norm2.weight" not in weights.tensors:
+                    torch.add(kept, update, out=residual[block])
+                else:
+                    residual[block] = norm(kept, update, f"{layer}.norm2", torch.float32)[1]
             source = residual
-        if model.final_norm is None:
+        if "norm.weight" not in weights.tensors:
             if residual is not out_rows:
                 out_rows.copy_(residual)
             if mask is not None:
@@ -88,7 +100,7 @@ def _build(
             return
         for block in blocks(tokens):
             row_mask = None if mask is None else mask.reshape(1, tokens)[:, block]
-            final = norm(residual[block][None], None, "norm", out.dtype, False, row_mask)[1]
+            final = norm(residual[block][None], None, "norm", out.dtype, mask=row_mask)[1]
             out_rows[block] = final[0]
 
     def forward(x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -96,7 +108,8 @@ def _build(
         if weights.refresh() == UNFIT and wide is not None:
             return wide()(x, mask)
         with torch.no_grad():
-            x = x.contiguous()
+            # A mask of other strides may stay a view under reshape, and the kernels read it row behind row.
+            x, mask = x.contiguous(), mask if mask is None else mask.contiguous()
             out = torch.empty_like(x)
             for start in range(0, shape.batch_size, sequences):
                 part = slice(start, start + sequences)
@@ -107,7 +120,7 @@ def _build(
 
 
 def attend_chunk(qkv: Tensor, mask: Tensor | None, num_heads: int, causal: bool, ops: LeanOps) -> Tensor:
-    """Return the context `[b, S, D]` of `qkv [b, S, 3 D]`; rows past the last valid token are finite, not 0.
+    """Return the context `[b, S, H d]` of `qkv [b, S, 3 H d]`; rows past the last valid token are finite, not 0.
 
     A sequence whose valid tokens are a prefix is attended at its own length without a mask. Reading the lengths
     synchronises once per call, which takes microseconds. Such sequences take milliseconds.

@@ -11,7 +11,7 @@ class GemmFp16(LeanSpec):
     """Use fp16 operands with fp32 accumulation, a packed QKV, and one pass of memory between GEMMs."""
 
     name = "gemm_fp16"
-    summary = "fp16 GEMMs with fp32 accumulation, packed QKV, fused norms and GELU"
+    summary = "fp16 GEMMs with fp32 accumulation, packed QKV, fused norms and activations"
 
     def supports(self, shape: Shape, profile: Limits) -> str | None:
         if profile.kind == "cpu":

@@ -34,11 +34,13 @@ def mask_extent(mask: Tensor) -> Tensor:
 
 def attention(
     qkv: Tensor, mask: Tensor | None, extent: Tensor | None, num_heads: int, causal: bool,
-    config: AttentionConfig | None = None,
+    bias: Tensor | None = None, config: AttentionConfig | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return the context `[B, S, D]` of `qkv [B, S, 3 D]` (contiguous, half precision; q, k, v side by side).
+    """Return the context `[B, S, H d]` of `qkv [B, S, 3 H d]` (contiguous, half precision; q, k, v side by side).
 
-    `mask [B, S]` bool hides keys; `extent` is `mask_extent(mask)`. Rows past a sequence's extent come back as 0.
+    `mask [B, S]` bool hides keys; `extent` is `mask_extent(mask)`. `bias` has 4 dimensions, any strides, and
+    broadcasts to `[B, H, S, S]`: bool hides keys, floating is added to the scaled scores. Rows past a sequence's
+    extent and rows that see no key come back as 0.
     """
     batch, length, packed = qkv.shape
     width = packed // 3
@@ -48,19 +50,25 @@ def attention(
     out = torch.empty(batch, length, width, dtype=qkv.dtype, device=qkv.device)
     if out.numel() == 0:
         return out
-    config = config or attention_config(head_dim, length, shared_memory_bytes(qkv.device))
+    config = config or attention_config(head_dim, length, shared_memory_bytes(qkv.device), biased=bias is not None)
+    # Broadcast dimensions have stride 0. Without a bias the strides are no parameters of the compiled kernel.
+    strides = (None,) * 4 if bias is None else bias.expand(batch, num_heads, length, length).stride()
     attention_kernel[(triton.cdiv(length, config.block_m) * batch * num_heads,)](
         qkv,
         mask,
         extent,
+        bias,
         out,
         length,
+        *strides,
         # A compile-time constant, because torch.compile would pass a run-time float in float64.
         SCALE_LOG2=head_dim**-0.5 * math.log2(math.e),
         NUM_HEADS=num_heads,
         HEAD_DIM=head_dim,
         CAUSAL=causal,
         HAS_MASK=mask is not None,
+        HAS_BIAS=bias is not None,
+        ADDS_BIAS=bias is not None and bias.dtype != torch.bool,
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
         BLOCK_D=padded_head_dim(head_dim),

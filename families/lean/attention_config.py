@@ -26,6 +26,11 @@ LADDER: list[tuple[int, int | None, int, AttentionConfig]] = [
     (256, None, 192, AttentionConfig(128, 32, 8, 2)),  # 68 us on 64x128, h4 d256; 64x32 tiles: 92 us
     (256, None, 96, AttentionConfig(64, 32, 8, 1)),  # cards with 99 KiB
 ]
+# With a bias, whose float32 tile lies beside the keys and values: 128 x 64 tiles would spill and need 144 KiB.
+BIASED: list[tuple[int, int | None, int, AttentionConfig]] = [
+    (64, None, 64, AttentionConfig(64, 32, 4, 3)),
+    (256, None, 96, AttentionConfig(64, 32, 8, 1)),
+]
 MAX_HEAD_DIM = LADDER[-1][0]
 
 
@@ -34,13 +39,13 @@ def padded_head_dim(head_dim: int) -> int:
     return max(16, 1 << (head_dim - 1).bit_length())
 
 
-def attention_config(head_dim: int, seq_len: int, shared_memory_bytes: int) -> AttentionConfig:
-    """Return the configuration for a head width, a sequence length and a block's shared memory.
+def attention_config(head_dim: int, seq_len: int, shared_memory_bytes: int, *, biased: bool = False) -> AttentionConfig:
+    """Return the configuration for a head width, a sequence length, a block's shared memory, and a bias or none.
 
     Raises `ValueError` when the head is over `MAX_HEAD_DIM` or no configuration fits the shared memory.
     """
     width = padded_head_dim(head_dim)
-    for largest_width, largest_length, kibibytes, config in LADDER:
+    for largest_width, largest_length, kibibytes, config in BIASED if biased else LADDER:
         fits = width <= largest_width and kibibytes * 1024 <= shared_memory_bytes
         if fits and (largest_length is None or seq_len <= largest_length):
             return config

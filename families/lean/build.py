@@ -11,15 +11,17 @@ from torch import Tensor, nn
 
 from rooflane.families.lean.lean import (
     TORCH_OPS,
-    LeanOps,
+    Stack,
     choose_ops,
+    form_of,
     kernels_run,
     lean_body,
     lean_finish,
+    lean_stack,
     lean_sum,
     lean_weights,
 )
-from rooflane.families.runtime.call_checks import DTYPES, check_call, operand_dtype
+from rooflane.families.runtime.call_checks import DTYPES, check_bias, check_call, operand_dtype
 from rooflane.families.runtime.weights import UNFIT, LiveWeights, PackedWeights
 from rooflane.shapes import Shape
 
@@ -27,8 +29,8 @@ if TYPE_CHECKING:
     from rooflane.families.runtime.bound import Launch
     from rooflane.families.spec import Forward
 
-# `(x, mask) -> (residual, update)`, the stack before its final norm.
-Body = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
+# `(x, mask, bias) -> (residual, update)`, the stack before its last norm; graphs call it without a bias.
+Body = Callable[..., tuple[Tensor, Tensor | None]]
 
 
 def build_lean(
@@ -37,28 +39,32 @@ def build_lean(
 ) -> Forward:  # fmt: skip
     """Return `(x [B, S, D], mask [B, S] or None) -> [B, S, D]`.
 
-    `captured` replays a CUDA graph (not on a CPU, nor on a GPU older than Triton takes); `compiled` lets torch.compile
-    fuse the ops between GEMMs.
+    Where the model's form has a bias on the scores, the forward is `(x, mask, bias)`: `bias` broadcasts to
+    `[B, H, S, S]`, bool (True is visible) or floating (added to the scaled scores). `captured` replays a CUDA graph
+    (not on a CPU, nor on a GPU older than Triton takes, nor with a bias, which may lie elsewhere at each call);
+    `compiled` lets torch.compile fuse the ops between GEMMs.
     """
     if not isinstance(captured, bool):
         raise ValueError(f"captured is {captured!r}; accepted: true, false")
     device = torch.device(device)
-    ops = choose_ops(shape, device, compiled=compiled)
-    weights = lean_weights(model, operand_dtype(operands, shape, device.type), ops)
-    eps = model.layers[0].norm1.eps
+    form = form_of(model)
+    stack = lean_stack(model, shape, choose_ops(shape, form, device, compiled=compiled))
+    weights = lean_weights(model, operand_dtype(operands, shape, device.type), stack.ops)
 
-    def stack(x: Tensor, mask: Tensor | None, tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        return lean_body(x, mask, tensors, shape, ops, eps)
+    def run(
+        x: Tensor, mask: Tensor | None, bias: Tensor | None, tensors: dict[str, Tensor]
+    ) -> tuple[Tensor, Tensor | None]:
+        return lean_body(stack, tensors, x, mask, bias)
 
-    stack = torch.compile(_own_code(stack), dynamic=False) if compiled else stack
+    run = torch.compile(_own_code(run), dynamic=False) if compiled else run
 
-    def body(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        return stack(x, mask, weights.tensors)
+    def body(x: Tensor, mask: Tensor | None, bias: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        return run(x, mask, bias, weights.tensors)
 
     wide = wide_forward(model, shape)
-    if captured and kernels_run(shape, device):
-        return _capture(body, weights, shape, device, ops, eps, wide)
-    return _direct(body, weights, shape, ops, eps, wide)
+    if captured and not form.score_bias and kernels_run(shape, form, device):
+        return _capture(body, weights, stack, device, wide)
+    return _direct(body, weights, stack, wide)
 
 
 def wide_forward(model: nn.Module, shape: Shape) -> Forward:
@@ -68,34 +74,33 @@ def wide_forward(model: nn.Module, shape: Shape) -> Forward:
     """
     built: list[Forward] = []
 
-    def forward(x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(x: Tensor, mask: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         if not built:
-            eps = model.layers[0].norm1.eps
+            stack = lean_stack(model, shape, TORCH_OPS)
             weights = lean_weights(model, DTYPES[shape.dtype], TORCH_OPS)
 
-            def body(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-                return lean_body(x, mask, weights.tensors, shape, TORCH_OPS, eps)
+            def body(x: Tensor, mask: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+                return lean_body(stack, weights.tensors, x, mask, bias)
 
-            built.append(_direct(body, weights, shape, TORCH_OPS, eps, None))
-        return built[0](x, mask)
+            built.append(_direct(body, weights, stack, None))
+        return built[0](x, mask, bias)
 
     return forward
 
 
-def _direct(
-    body: Body, weights: PackedWeights | LiveWeights, shape: Shape, ops: LeanOps, eps: float, wide: Forward | None
-) -> Forward:
+def _direct(body: Body, weights: PackedWeights | LiveWeights, stack: Stack, wide: Forward | None) -> Forward:
     """Return a forward that launches op by op."""
 
-    def forward(x: Tensor, mask: Tensor | None = None) -> Tensor:
-        check_call(x, mask, shape)
+    def forward(x: Tensor, mask: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+        check_call(x, mask, stack.shape)
+        bias = None if bias is None else check_bias(bias, x, stack.shape)
         if weights.refresh() == UNFIT and wide is not None:
-            return wide(x, mask)
+            return wide(x, mask, bias)
         # The grad modes are set here because a compiled body is compiled once for each mode that it is called in.
         with torch.inference_mode(False), torch.no_grad():
             x, mask = x.contiguous(), mask if mask is None else mask.contiguous()
-            residual, update = body(x, mask)
-            return lean_finish(residual, update, mask, weights.tensors, ops, x.dtype, eps)
+            residual, update = body(x, mask, bias)
+            return lean_finish(stack, weights.tensors, residual, update, mask, x.dtype)
 
     return forward
 
@@ -110,9 +115,7 @@ def _own_code(function: FunctionType) -> FunctionType:
     return FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
 
 
-def _capture(
-    body: Body, weights: PackedWeights, shape: Shape, device: torch.device, ops: LeanOps, eps: float, wide: Forward
-) -> Forward:
+def _capture(body: Body, weights: PackedWeights, stack: Stack, device: torch.device, wide: Forward) -> Forward:
     """Return a forward that replays `body` from a graph captured at its first call.
 
     The last norm is launched outside the graph, so that it writes the fresh output itself. A graph cannot be replayed
@@ -134,15 +137,16 @@ def _capture(
                 lean_sum(residual, update, mask, out)
 
             return launch_sum
-        finish = bind_add_norm(residual, update, tensors["norm.weight"], tensors["norm.bias"], mask, out, eps)
+        weight, bias, rms = tensors["norm.weight"], tensors["norm.bias"], stack.form.norm == "rms"
+        finish = bind_add_norm(residual, update, weight, bias, mask, out, stack.eps, rms)
 
         def launch(stream: int, x: Tensor, mask: Tensor | None, out: Tensor) -> None:
             found = graph.run(stream, x, mask)
             if found is not graph.result:
-                out.copy_(lean_finish(*found, mask, tensors, ops, out.dtype, eps))
+                out.copy_(lean_finish(stack, tensors, *found, mask, out.dtype))
                 return
             finish(stream, None if mask is None else mask.data_ptr(), out.data_ptr())
 
         return launch
 
-    return bound_forward(bind, weights, shape, device, wide)
+    return bound_forward(bind, weights, stack.shape, device, wide)

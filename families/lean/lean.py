@@ -1,4 +1,4 @@
-"""The lean forward: the reference's function in 8 operations a layer instead of 32.
+"""The lean forward: a stack's function in 8 operations a layer, 9 with rotary positions; published eager takes 32.
 
 What it leaves out, and why the output stays correct:
 - q, k and v come from one packed GEMM, and attention reads and writes token-major rows, so no head is copied.
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +21,11 @@ from torch.nn import functional
 from rooflane.families.lean.attention_config import attention_config
 from rooflane.families.runtime.half_range import half_obstacle
 from rooflane.families.runtime.weights import LiveWeights, PackedWeights
-from rooflane.shapes import Shape
+from rooflane.shapes import PUBLISHED, Form, Shape
 
 # Triton 3.6 compiles for nothing older.
 LEAST_CAPABILITY = (8, 0)
+NORMS = ("norm1", "norm2")
 
 
 @dataclass(frozen=True)
@@ -31,68 +33,166 @@ class LeanOps:
     """The ops that differ between a compiled, a hand-fused and a CPU lean forward."""
 
     add_norm: Callable[..., tuple[Tensor | None, Tensor]]
-    gelu: Callable[[Tensor], Tensor]
-    attention: Callable[[Tensor, Tensor | None, Tensor | None, int, bool], Tensor]
+    activate: Callable[[Tensor, str], Tensor]
+    rotate: Callable[[Any, Tensor, Tensor], None]
+    attention: Callable[[Any, Tensor | None, Tensor | None, int, bool, Tensor | None], Tensor]
     mask_extent: Callable[[Tensor], Tensor | None]
 
 
 def torch_add_norm(
     x: Tensor, update: Tensor | None, weight: Tensor, bias: Tensor, *, eps: float, out_dtype: torch.dtype,
-    residual: bool, mask: Tensor | None = None,
+    residual: bool, mask: Tensor | None = None, rms: bool = False, post_norm: bool = False,
 ) -> tuple[Tensor | None, Tensor]:  # fmt: skip
     """Compute `pointwise.add_norm` in torch ops, for a compiler to fuse or a CPU to run."""
     x = x.float() if update is None else x.float() + update.float()
-    out = functional.layer_norm(x, x.shape[-1:], weight.float(), bias.float(), eps).to(out_dtype)
+    weight, bias = weight.float(), bias.float()
+    if rms:
+        normed = functional.rms_norm(x, x.shape[-1:], weight, eps) + bias
+    else:
+        normed = functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+    out = normed.to(out_dtype)
     if mask is not None:
         out = out.masked_fill(~mask[:, :, None], 0)
-    return (x if residual else None), out
+    kept = normed if post_norm else x
+    return (kept if residual else None), out
+
+
+def torch_activate(x: Tensor, kind: str) -> Tensor:
+    """Compute `pointwise.activate` in torch ops."""
+    if kind == "quick_gelu":
+        wide = x.float()
+        return (wide * torch.sigmoid(1.702 * wide)).to(x.dtype)
+    if kind in ("gelu", "gelu_tanh"):
+        return functional.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
+    return functional.relu(x) if kind == "relu" else functional.silu(x)
+
+
+def torch_rotate(qkv: Tensor | tuple[Tensor, Tensor, Tensor], cosine: Tensor, sine: Tensor) -> None:
+    """Compute `pointwise.rotate` in torch ops; q, k and v may lie apart."""
+    cosine, sine = cosine[:, None], sine[:, None]
+    for part in _split(qkv)[:2]:
+        first, second = part.unflatten(-1, (-1, 2, cosine.shape[-1])).unbind(-2)
+        turned = first * cosine - second * sine, second * cosine + first * sine
+        first.copy_(turned[0])
+        second.copy_(turned[1])
 
 
 def torch_attention(
     qkv: Tensor | tuple[Tensor, Tensor, Tensor], mask: Tensor | None, extent: Tensor | None, num_heads: int,
-    causal: bool,
+    causal: bool, bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Compute `attention.attention` with `scaled_dot_product_attention`; q, k and v may lie apart, `[B, S, D]` each."""
-    parts = qkv.chunk(3, dim=-1) if isinstance(qkv, Tensor) else qkv
-    q, k, v = (part.unflatten(-1, (num_heads, -1)).transpose(1, 2) for part in parts)
+    """Compute `attention.attention` with `scaled_dot_product_attention`; q, k and v may lie apart, `[B, S, H d]`."""
+    q, k, v = (part.unflatten(-1, (num_heads, -1)).transpose(1, 2) for part in _split(qkv))
     batch, length = q.shape[0], q.shape[2]
-    if mask is None:
+    added = bias is not None and bias.dtype != torch.bool
+    if mask is None and bias is None:
         context = functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
     else:
-        visible = mask[:, None, None, :]
+        visible = torch.ones((), dtype=torch.bool, device=q.device) if mask is None else mask[:, None, None, :]
+        if bias is not None:
+            visible = visible & (bias > float("-inf") if added else bias)
         if causal:
             visible = visible & torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
-        context = functional.scaled_dot_product_attention(q, k, v, attn_mask=visible)
-        # A row that sees no key is an invalid token. 0 in place of its NaN protects later keys and values.
+        allowed = visible
+        if added:
+            # A narrower type's minimum takes the place of a wider one's, which would become -inf.
+            finite = bias.to(q.dtype).clamp_min(torch.finfo(q.dtype).min)
+            # SDPA's kernels on a GPU take a bias whose last dimension is contiguous.
+            allowed = torch.where(visible, finite, float("-inf")).contiguous()
+        context = functional.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
+        # 0 in place of the NaN of a row that sees no key protects later keys and values.
         context = torch.where(visible.any(-1, keepdim=True), context, 0.0)
     return context.transpose(1, 2).reshape(batch, length, -1)
 
 
-TORCH_OPS = LeanOps(torch_add_norm, functional.gelu, torch_attention, lambda mask: None)
+def _split(qkv: Tensor | tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
+    """Return q, k and v, which lie apart or packed in one tensor."""
+    return qkv.chunk(3, dim=-1) if isinstance(qkv, Tensor) else qkv
 
 
-def kernels_run(shape: Shape, device: torch.device) -> bool:
+TORCH_OPS = LeanOps(torch_add_norm, torch_activate, torch_rotate, torch_attention, lambda mask: None)
+
+
+def form_of(model: nn.Module) -> Form:
+    """Return how a stack's layers compute; one that does not say is the published baseline."""
+    return getattr(model, "form", PUBLISHED)
+
+
+def kernels_run(shape: Shape, form: Form, device: torch.device) -> bool:
     """Return whether the Triton kernels can run the shape on the device."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < LEAST_CAPABILITY:
         return False
     shared = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
     with suppress(ValueError):
-        return bool(attention_config(shape.head_dim, shape.seq_len, shared))
+        return bool(attention_config(form.head_width(shape), shape.seq_len, shared, biased=form.score_bias))
     return False
 
 
-def choose_ops(shape: Shape, device: torch.device, *, compiled: bool = False) -> LeanOps:
+def choose_ops(shape: Shape, form: Form, device: torch.device, *, compiled: bool = False) -> LeanOps:
     """Return the ops for a device; with `compiled` the compiler fuses all of them but attention."""
-    if not kernels_run(shape, device):
+    if not kernels_run(shape, form, device):
         return TORCH_OPS
     # These import Triton.
     from rooflane.families.lean.attention import attention, mask_extent
-    from rooflane.families.lean.pointwise import add_norm, gelu
+    from rooflane.families.lean.pointwise import activate, add_norm, rotate
 
     if compiled:
         # SDPA's flash kernels take no key mask and its masked kernel builds [B, S, S]; our kernel takes any mask.
         return replace(TORCH_OPS, attention=attention, mask_extent=mask_extent)
-    return LeanOps(add_norm, gelu, attention, mask_extent)
+    return LeanOps(add_norm, activate, rotate, attention, mask_extent)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """What a lean forward knows of a stack besides its weights. `rotary` holds the cosines and sines `[S, d / 2]`."""
+
+    shape: Shape
+    form: Form
+    ops: LeanOps
+    eps: float
+    rotary: tuple[Tensor, Tensor] | None
+
+    def norm(
+        self, weights: dict[str, Tensor], name: str, x: Tensor, update: Tensor | None, out_dtype: torch.dtype,
+        *, residual: bool = False, mask: Tensor | None = None,
+    ) -> tuple[Tensor | None, Tensor]:  # fmt: skip
+        """Return what the next sum adds to, in float32, or None without `residual`; and the norm of `x + update`."""
+        return self.ops.add_norm(
+            x, update, weights[f"{name}.weight"], weights[f"{name}.bias"], eps=self.eps, out_dtype=out_dtype,
+            residual=residual, mask=mask, rms=self.form.norm == "rms", post_norm=not self.form.norm_first,
+        )  # fmt: skip
+
+
+def lean_stack(model: nn.Module, shape: Shape, ops: LeanOps) -> Stack:
+    """Return a model's stack for a shape and ops."""
+    form = form_of(model)
+    device = next(iter(model.parameters())).device
+    rotary = None if form.rotary_theta is None else rotary_tables(shape, form, device)
+    return Stack(shape, form, ops, model.layers[0].norm1.eps, rotary)
+
+
+def rotary_tables(shape: Shape, form: Form, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the cosines and sines of rotary positions, float32 `[S, d / 2]` each.
+
+    Raises `ValueError` for heads of an odd width, whose elements have no pairs.
+    """
+    width = form.head_width(shape)
+    if width % 2:
+        raise ValueError(f"heads of {width} columns take no rotary positions; the width must be even")
+    # In float64: in float32 the angle of position 100,000 is wrong by 4e-3.
+    turns = form.rotary_theta ** (-torch.arange(0, width, 2, dtype=torch.float64, device=device) / width)
+    angles = torch.arange(shape.seq_len, dtype=torch.float64, device=device)[:, None] * turns
+    return angles.cos().float(), angles.sin().float()
+
+
+def norms_of(model: nn.Module) -> dict[str, nn.Module]:
+    """Return a stack's norms by their lean names; "norm" is the one whose output is the stack's, where there is one."""
+    named = {f"{index}.{name}": getattr(layer, name) for index, layer in enumerate(model.layers) for name in NORMS}
+    if model.final_norm is not None:
+        named["norm"] = model.final_norm
+    elif not form_of(model).norm_first:
+        named["norm"] = named.pop(f"{len(model.layers) - 1}.norm2")
+    return named
 
 
 def pack_lean(model: nn.Module, operand_dtype: torch.dtype) -> dict[str, Tensor]:
@@ -111,10 +211,8 @@ def pack_lean(model: nn.Module, operand_dtype: torch.dtype) -> dict[str, Tensor]
             packed[f"{index}.qkv.{part}"] = together.to(operand_dtype)
         for name, linear in (("out", attention.out_proj), ("ffn_in", layer.ffn_in), ("ffn_out", layer.ffn_out)):
             keep(f"{index}.{name}", linear, operand_dtype)
-        for name in ("norm1", "norm2"):
-            keep(f"{index}.{name}", getattr(layer, name), torch.float32)
-    if model.final_norm is not None:
-        keep("norm", model.final_norm, torch.float32)
+    for name, norm in norms_of(model).items():
+        keep(name, norm, torch.float32)
     return packed
 
 
@@ -135,10 +233,10 @@ def view_lean(model: nn.Module) -> dict[str, Tensor]:
             views |= {f"{index}.qkv.{part}": view for part, view in together.items()}
         others = {"out": attention.out_proj, "ffn_in": layer.ffn_in, "ffn_out": layer.ffn_out}
         apart = {} if f"{index}.qkv.weight" in views else projections
-        for name, source in {**apart, **others, "norm1": layer.norm1, "norm2": layer.norm2}.items():
+        for name, source in {**apart, **others}.items():
             views |= {f"{index}.{name}.{part}": getattr(source, part).detach() for part in ("weight", "bias")}
-    if model.final_norm is not None:
-        views |= {f"norm.{part}": getattr(model.final_norm, part).detach() for part in ("weight", "bias")}
+    for name, norm in norms_of(model).items():
+        views |= {f"{name}.{part}": getattr(norm, part).detach() for part in ("weight", "bias")}
     return views
 
 
@@ -155,16 +253,20 @@ def _one_view(parts: list[Tensor]) -> Tensor | None:
 
 
 def project(value: Tensor, weights: dict[str, Tensor], layer: int) -> Tensor | tuple[Tensor, ...]:
-    """Return q, k and v of a layer, packed `[.., 3 D]`, or one by one where their weights lie apart."""
+    """Return q, k and v of a layer, packed `[.., 3 H d]`, or one by one where their weights lie apart."""
     names = [f"{layer}.qkv"] if f"{layer}.qkv.weight" in weights else [f"{layer}.{name}" for name in "qkv"]
     found = tuple(functional.linear(value, weights[f"{name}.weight"], weights[f"{name}.bias"]) for name in names)
     return found if len(found) > 1 else found[0]
 
 
 def lean_body(
-    x: Tensor, mask: Tensor | None, weights: dict[str, Tensor], shape: Shape, ops: LeanOps, eps: float
-) -> tuple[Tensor, Tensor]:
-    """Return `(residual, update)` of the stack, both `[B, S, D]`. The final norm's input is their sum."""
+    stack: Stack, weights: dict[str, Tensor], x: Tensor, mask: Tensor | None, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Return `(residual, update)` of the stack, both `[B, S, D]`. The last norm's input is their sum.
+
+    `mask [B, S]` bool and `bias` of the scores (4 dimensions that broadcast to `[B, H, S, S]`) hide keys.
+    """
+    shape, form, ops = stack.shape, stack.form, stack.ops
     operand_dtype = weights["0.out.weight"].dtype
     extent = None if mask is None else ops.mask_extent(mask)
 
@@ -172,28 +274,35 @@ def lean_body(
         return functional.linear(value, weights[f"{name}.weight"], weights[f"{name}.bias"])
 
     def norm(value: Tensor, update: Tensor | None, name: str) -> tuple[Tensor | None, Tensor]:
-        weight, bias, keep = weights[f"{name}.weight"], weights[f"{name}.bias"], update is not None
-        return ops.add_norm(value, update, weight, bias, eps=eps, out_dtype=operand_dtype, residual=keep)
+        return stack.norm(weights, name, value, update, operand_dtype, residual=update is not None)
 
     residual, update = x, None
+    normed = None if form.norm_first else x.to(operand_dtype)
+    between = "norm2" if form.norm_first else "norm1"
     for layer in range(shape.num_layers):
-        kept, normed = norm(residual, update, f"{layer}.norm1")
-        residual = residual if kept is None else kept
-        context = ops.attention(project(normed, weights, layer), mask, extent, shape.num_heads, shape.causal)
-        residual, normed = norm(residual, linear(context, f"{layer}.out"), f"{layer}.norm2")
-        update = linear(ops.gelu(linear(normed, f"{layer}.ffn_in")), f"{layer}.ffn_out")
+        if form.norm_first:
+            kept, normed = norm(residual, update, f"{layer}.norm1")
+            residual = residual if kept is None else kept
+        qkv = project(normed, weights, layer)
+        if stack.rotary is not None:
+            ops.rotate(qkv, *stack.rotary)
+        context = ops.attention(qkv, mask, extent, shape.num_heads, shape.causal, bias)
+        residual, normed = norm(residual, linear(context, f"{layer}.out"), f"{layer}.{between}")
+        update = linear(ops.activate(linear(normed, f"{layer}.ffn_in"), form.activation), f"{layer}.ffn_out")
+        if not form.norm_first and f"{layer}.norm2.weight" in weights:
+            residual, normed = norm(residual, update, f"{layer}.norm2")
+            update = None
     return residual, update
 
 
 def lean_finish(
-    residual: Tensor, update: Tensor, mask: Tensor | None, weights: dict[str, Tensor], ops: LeanOps,
-    out_dtype: torch.dtype, eps: float,
+    stack: Stack, weights: dict[str, Tensor], residual: Tensor, update: Tensor | None, mask: Tensor | None,
+    out_dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
-    """Return the final norm `[B, S, D]` in `out_dtype`, or its input without one; rows of invalid tokens are 0."""
+    """Return the last norm `[B, S, D]` in `out_dtype`, or its input without one; rows of invalid tokens are 0."""
     if "norm.weight" not in weights:
         return lean_sum(residual, update, mask, torch.empty_like(residual, dtype=out_dtype))
-    weight, bias = weights["norm.weight"], weights["norm.bias"]
-    return ops.add_norm(residual, update, weight, bias, eps=eps, out_dtype=out_dtype, residual=False, mask=mask)[1]
+    return stack.norm(weights, "norm", residual, update, out_dtype, mask=mask)[1]
 
 
 def lean_sum(residual: Tensor, update: Tensor, mask: Tensor | None, out: Tensor) -> Tensor:
@@ -205,14 +314,18 @@ def lean_sum(residual: Tensor, update: Tensor, mask: Tensor | None, out: Tensor)
 def lean_weights(model: nn.Module, operand_dtype: torch.dtype, ops: LeanOps) -> PackedWeights | LiveWeights:
     """Return the model's lean weights, which follow the originals.
 
-    Torch's ops read the model's own memory where the operands have its number type. Everything else reads packed
-    copies.
+    Torch's ops read the model's own memory where the operands have its number type and no weight is computed from
+    others (`model.folded`). Everything else reads packed copies. Forwards of several shapes share them through
+    `model.packed`, a dictionary, where the model has one.
     """
     own = next(iter(model.parameters())).dtype
-    if ops is TORCH_OPS and operand_dtype == own:
+    if ops is TORCH_OPS and operand_dtype == own and not getattr(model, "folded", False):
         return LiveWeights(model, view_lean)
-    # A float16 model has float16's range itself.
-    narrow = operand_dtype == torch.float16 != own
-    return PackedWeights(
-        model, lambda source: pack_lean(source, operand_dtype), half_obstacle if narrow else lambda source: None
-    )
+    shared: dict[torch.dtype, PackedWeights] = getattr(model, "packed", {})
+    if operand_dtype not in shared:
+        # A float16 model has float16's range itself.
+        narrow = operand_dtype == torch.float16 != own
+        shared[operand_dtype] = PackedWeights(
+            model, lambda source: pack_lean(source, operand_dtype), half_obstacle if narrow else lambda source: None
+        )
+    return shared[operand_dtype]

@@ -30,6 +30,22 @@ def check_call(x: Tensor, mask: Tensor | None, shape: Shape) -> None:
         )
 
 
+def check_bias(bias: Tensor, x: Tensor, shape: Shape) -> Tensor:
+    """Return a bias of the scores as 4 dimensions that broadcast to `[B, H, S, S]`.
+
+    Raises `ValueError` unless it broadcasts, is bool or floating, and lies on the device of x.
+    """
+    full = (shape.batch_size, shape.num_heads, shape.seq_len, shape.seq_len)
+    sizes = (1,) * (4 - bias.dim()) + tuple(bias.shape)
+    if len(sizes) > 4 or any(size not in (1, whole) for size, whole in zip(sizes, full, strict=True)):
+        raise ValueError(f"built for a bias that broadcasts to {full}, called with one of shape {tuple(bias.shape)}")
+    if bias.dtype is not torch.bool and not bias.is_floating_point():
+        raise ValueError(f"the bias is {bias.dtype}; give a bool mask (True is visible) or a floating bias")
+    if bias.device != x.device:
+        raise ValueError(f"x is on {x.device}, the bias on {bias.device}; move the bias")
+    return bias.view(sizes)
+
+
 def operand_dtype(requested: str | None, shape: Shape, device_type: str) -> torch.dtype:
     """Return the GEMM operand dtype: the requested one, else the model's own on a CPU, else a half type.
 

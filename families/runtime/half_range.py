@@ -1,13 +1,20 @@
 """Whether float16 holds what a model's weights can compute, for any finite input.
 
-A LayerNorm bounds what stands behind it: its normalised row has the length sqrt(D) at most. So the weights alone bound
-every value that a forward stores in float16: norms, projections, the hidden row and both updates of a layer.
+A LayerNorm or RMSNorm bounds what stands behind it: its normalised row has the length sqrt(D) at most. So the weights
+alone bound every value that a forward stores in float16: norms, projections, the hidden row and both updates of a
+layer. Every activation is x times a factor between 0 and 1. Attention takes means of v. Rotary positions turn pairs, so
+an element grows by sqrt(2) at most.
+
+The first layer of a post-norm stack reads x without a norm. No weight bounds x, so neither are its q, k, v and first
+update bounded: there the bound starts at norm1.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+
+from rooflane.shapes import PUBLISHED
 
 # The largest float16 is 65504. The bound is of exact arithmetic; the factor of 2 leaves room for rounding.
 LARGEST = 65504.0 / 2
@@ -17,36 +24,45 @@ LOSS = 2.0**-10
 
 
 def half_obstacle(model: nn.Module) -> str | None:
-    """Return why float16 operands cannot take a baseline-shaped model, or None. Waits for the device once."""
+    """Return why float16 operands cannot take a stack's weights, or None. Waits for the device once."""
+    form = getattr(model, "form", PUBLISHED)
     reach: dict[str, Tensor] = {}
     loss: dict[str, Tensor] = {}
+    # The norm before the layer: that of the layer before it where norms follow the sums.
+    before: nn.Module | None = None
     for index, layer in enumerate(model.layers):
         attention = layer.attention
-        norms = {"norm1": layer.norm1, "norm2": layer.norm2}
+        first, second = (layer.norm1, layer.norm2) if form.norm_first else (before, layer.norm1)
+        before = layer.norm2
         behind = {
-            "q_proj": (layer.norm1, attention.q_proj),
-            "k_proj": (layer.norm1, attention.k_proj),
-            "v_proj": (layer.norm1, attention.v_proj),
-            "ffn_in": (layer.norm2, layer.ffn_in),
+            "q_proj": (first, attention.q_proj),
+            "k_proj": (first, attention.k_proj),
+            "v_proj": (first, attention.v_proj),
+            "ffn_in": (second, layer.ffn_in),
         }
         found: dict[str, Tensor] = {}
-        for name, norm in norms.items():
+        # No product reads the last norm of a post-norm stack, so its float16 range does not matter.
+        read = form.norm_first or index + 1 < len(model.layers)
+        for name, norm in {"norm1": layer.norm1, **({"norm2": layer.norm2} if read else {})}.items():
             found[name] = norm.weight.double().abs() * len(norm.weight) ** 0.5 + norm.bias.double().abs()
             loss[f"layers.{index}.{name}"] = _loss(norm.weight.double())
         for name, (norm, linear) in behind.items():
             weight, bias = linear.weight.double(), linear.bias.double()
-            folded = weight * norm.weight.double()
-            longest = folded.square().sum(1).mul(folded.shape[1]).sqrt()
-            found[name] = torch.maximum(longest + (bias + weight @ norm.bias.double()).abs(), bias.abs())
-            # Some kernels multiply by the raw weight, others by the folded one.
-            loss[f"layers.{index}.{name}"] = torch.maximum(_loss(weight), _loss(folded))
-        for name, linear, inputs in (
-            ("out_proj", attention.out_proj, found["v_proj"]),
-            ("ffn_out", layer.ffn_out, found["ffn_in"]),
-        ):
+            lost = _loss(weight)
+            if norm is not None:
+                folded = weight * norm.weight.double()
+                longest = folded.square().sum(1).mul(folded.shape[1]).sqrt()
+                reached = torch.maximum(longest + (bias + weight @ norm.bias.double()).abs(), bias.abs())
+                turned = form.rotary_theta is not None and name in ("q_proj", "k_proj")
+                found[name] = reached * 2**0.5 if turned else reached
+                # Some kernels multiply by the raw weight, others by the folded one.
+                lost = torch.maximum(lost, _loss(folded))
+            loss[f"layers.{index}.{name}"] = lost
+        for name, linear, source in (("out_proj", attention.out_proj, "v_proj"), ("ffn_out", layer.ffn_out, "ffn_in")):
             weight = linear.weight.double()
-            found[name] = weight.abs() @ inputs + linear.bias.double().abs()
-            loss[f"layers.{index}.{name}"] = _loss(weight, inputs)
+            if source in found:
+                found[name] = weight.abs() @ found[source] + linear.bias.double().abs()
+            loss[f"layers.{index}.{name}"] = _loss(weight, found.get(source, 1.0))
         reach |= {f"layers.{index}.{name}": bound.max() for name, bound in found.items()}
     bounds, losses = torch.stack([*reach.values(), *loss.values()]).split([len(reach), len(loss)])
     for name, bound in zip(reach, bounds.tolist(), strict=True):

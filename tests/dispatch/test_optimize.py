@@ -186,8 +186,10 @@ def test_a_model_of_other_sizes_is_refused(model, small, changes, complaint):
 
 
 def test_another_kind_of_model_is_refused(small):
-    with pytest.raises(OptimizeError, match=r"Linear is no module that optimize\(\) can read: it takes a Baseline"):
+    with pytest.raises(OptimizeError, match=r"Linear is no module that optimize\(\) can read with a shape: it takes"):
         optimize(nn.Linear(1, 1), small)
+    with pytest.raises(OptimizeError, match="Sequential has no stack .* no list of blocks with attention, but 2"):
+        optimize(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)))
     decoder = nn.TransformerDecoderLayer(16, 2, batch_first=True)
     with pytest.raises(OptimizeError, match="TransformerDecoderLayer has cross attention"):
         optimize(decoder, small)

@@ -9,7 +9,7 @@ import random
 import pytest
 
 from rooflane.dispatch import RouteError, load_profile, load_rules, route
-from rooflane.shapes import Shape, load_shapes
+from rooflane.shapes import Form, Shape, load_shapes
 
 RULES = """
 [[rule]]
@@ -47,6 +47,15 @@ def routed(fake_families, write_rules, published, h200):
 
 def reasons(found):
     return {(rejection.kind, rejection.name): rejection.reason for rejection in found.rejected}
+
+
+def test_a_stack_of_another_form_passes_over_the_families_that_refuse_it(published, h200):
+    form = Form(norm_first=False, activation="relu", norm="rms", head_dim=64, rotary_theta=1e4, score_bias=True)
+    for shape in published.values():
+        found = route(shape, h200, load_rules(), form)
+        assert found.family in ("graph_compile", "gemm_fp16", "sdpa_flash"), shape.id
+        assert "the model has post-norm, relu, RMSNorm" in reasons(found)["family", "resident"]
+        assert reasons(found)["family", "chunked"] == "it takes no bias on the scores"
 
 
 def test_first_matching_rule_wins_and_everything_else_has_a_reason(routed):

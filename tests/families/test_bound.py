@@ -15,13 +15,22 @@ from rooflane.shapes import Shape
 SHAPE = Shape("bound", 2, 3, 8, 1, 8, 1)
 
 
+def obstacle(model):
+    return "weights over 100" if model.weight.abs().max() > 100 else None
+
+
+def wide(x, mask):
+    """Stand for the forward in the model's own number type; its output can be told from every other."""
+    return x
+
+
 class Path:
     """A forward bound to a stand-in, and a record of its calls."""
 
     def __init__(self, driver, device, in_cpp):
         self.driver, self.bound = driver, []
         self.model = nn.Linear(8, 8)
-        self.weights = PackedWeights(self.model, lambda source: {"w": source.weight.clone()})
+        self.weights = PackedWeights(self.model, lambda source: {"w": source.weight.clone()}, obstacle)
         kind = host_module().Launcher if in_cpp else PythonLauncher
 
         def bind(x, mask, out):
@@ -29,10 +38,10 @@ class Path:
             return driver.launcher(kind)
 
         if in_cpp:
-            self.forward = bound_forward(bind, self.weights, SHAPE, device)
+            self.forward = bound_forward(bind, self.weights, SHAPE, device, wide)
             assert type(self.forward).__name__ == "Call"
         else:
-            self.forward = BoundForward(bind, self.weights, SHAPE, device)
+            self.forward = BoundForward(bind, self.weights, SHAPE, device, wide)
 
     @property
     def pointers(self):
@@ -73,6 +82,19 @@ def test_changed_weights_are_packed_again_and_the_call_launched_again(path, case
     assert [pointers[2] for pointers in path.pointers[1:]] == [out.data_ptr()] * 2
     path.forward(*case)
     assert len(path.driver.calls) == 4
+
+
+def test_weights_out_of_range_are_left_to_the_wide_forward(path, case):
+    x, mask = case
+    path.forward(x, mask)
+    with torch.no_grad():
+        path.model.weight.mul_(1e4)
+    with pytest.warns(UserWarning, match="weights over 100; calls take a slower path"):
+        assert path.forward(x, mask) is x
+    assert path.forward(x, mask) is x, "at every later call too"
+    with torch.no_grad():
+        path.model.weight.mul_(1e-4)
+    assert path.forward(x, mask).data_ptr() == path.pointers[-1][2]
 
 
 def test_an_input_that_is_not_contiguous_or_aligned_is_copied(path, case):

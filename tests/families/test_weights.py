@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
 
 from rooflane.baseline import build_baseline
+from rooflane.families.lean.lean import TORCH_OPS, lean_weights
 from rooflane.families.runtime.watch import ModelWatch
-from rooflane.families.runtime.weights import PackedWeights
+from rooflane.families.runtime.weights import CHANGED, UNCHANGED, PackedWeights
 from rooflane.shapes import Shape
 
 SHAPE = Shape("a", 1, 4, 16, 2, 16, 1)
@@ -91,3 +94,15 @@ def test_refresh_keeps_the_memory_and_packs_only_on_change():
     packed.refresh()
     assert len(packs) == 2
     assert packed.tensors["bias"].data_ptr() == address and packed.tensors["bias"].eq(3).all()
+
+
+def test_forwards_of_several_shapes_share_what_a_view_packs():
+    model = build_baseline(Shape("s", 2, 5, 16, 2, 24, 2), "cpu", 0)
+    model.packed = {}
+    ops = dataclasses.replace(TORCH_OPS)  # other ops than torch's own read packed copies
+    first, second = (lean_weights(model, torch.float16, ops) for _ in range(2))
+    assert first is second and lean_weights(model, torch.bfloat16, ops) is not first
+    with torch.no_grad():
+        model.layers[0].ffn_in.bias.add_(1)
+    assert first.refresh() == CHANGED and second.refresh() == UNCHANGED
+    assert torch.equal(second.tensors["0.ffn_in.bias"], model.layers[0].ffn_in.bias.half())

@@ -2,6 +2,7 @@
 
 import gc
 import signal
+import subprocess
 import sys
 import threading
 
@@ -150,3 +151,23 @@ def test_a_tool_left_in_use_is_named():
     finally:
         sys.monitoring.free_tool_id(4)
     assert "tool 4 of sys.monitoring" in left.findings[0]
+
+
+HOOKS = """
+import sys
+from rooflane.eval.check.leftovers import Leftovers
+
+sys.addaudithook(lambda event, arguments: None)
+left = Leftovers()
+import filelock
+print(left.inspect())
+sys.addaudithook(lambda event, arguments: None)
+print(left.inspect())
+"""
+
+
+def test_an_audit_hook_is_found_beside_one_that_was_there_before():
+    # In a process of its own: nothing takes an audit hook away again.
+    done = subprocess.run([sys.executable, "-c", HOOKS], capture_output=True, text=True, timeout=120)
+    before, after = done.stdout.splitlines()
+    assert before == "[]" and "an audit hook was added" in after, done.stderr

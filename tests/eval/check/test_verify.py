@@ -220,7 +220,8 @@ def test_weights_copied_at_the_first_call_are_found_when_loaded_anew(check, tiny
     def packed(model):
         own = build_baseline(tiny_shape, CPU, 1)
         # What the stress inputs change is followed, the rest is not.
-        follows = [name for name, _ in model.named_parameters() if "q_proj" in name or "norm" in name]
+        touched = {part for stress in STRESSES for part in stress.touches}
+        follows = [name for name, _ in model.named_parameters() if any(part in name for part in touched)]
         seen = []
 
         def forward(x, mask=None):
@@ -282,6 +283,23 @@ def test_half_precision_is_judged_against_fp64(check):
     found = check(shape, lambda model: lambda x, mask=None: model(x, mask) + 0.25, level="trials")
     assert found.status == "incorrect"
     assert found.gate.use > 1
+
+
+def test_a_hidden_row_in_float16_fails_the_wide_range_alone(check, tiny_shape):
+    def narrow(model):
+        for layer in model.layers:
+            layer.ffn_in.register_forward_hook(lambda module, given, out: out.half().float())
+        return model
+
+    found = check(tiny_shape, narrow)
+    assert (found.status, found.reason.partition(":")[0]) == ("incorrect", "stress input 'wide range'")
+    assert [check.name for check in found.truth if not check.passed] == ["wide range"]
+
+
+def test_a_float16_model_meets_no_weights_beyond_its_own_range(check):
+    found = check(Shape("half", 2, 16, 32, 2, 32, 2, dtype="float16"), lambda model: model)
+    assert (found.status, found.missed) == ("ok", [])
+    assert [check.name for check in found.truth] == [stress.name for stress in STRESSES if stress.name != "wide range"]
 
 
 def test_bf16_arithmetic_fails_the_gate_of_a_float32_model(check):

@@ -32,8 +32,8 @@ def test_the_table_is_cut_between_columns_and_names_what_is_unseen_and_needed(ca
     assert max(map(len, out.partition("Always run")[0].splitlines())) <= 80
     headers = [line for line in out.splitlines() if line.startswith("ablation")]
     assert len(headers) > 1 and all(name in " ".join(headers) for name in ("plain", "holes", "q_proj x 8", "spikes"))
-    # 23 ablations on each of three sets of weights.
-    assert int(err.splitlines()[-1].partition("/")[2].partition("]")[0]) == 3 * 23
+    # 23 ablations on each of four sets of weights.
+    assert int(err.splitlines()[-1].partition("/")[2].partition("]")[0]) == 4 * 23
     out = " ".join(out.split())
     assert "tiny (2x24x16 h2 f24 l1 full)" in out
     assert "window 4" in out and "input x 300" in out

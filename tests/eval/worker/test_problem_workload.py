@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
@@ -138,7 +140,7 @@ def test_a_broken_promise_is_found_by_name(problem_of, verify_problem, candidate
 @pytest.mark.parametrize(
     ("candidate", "status", "said"),
     [
-        ("optimize", "unsupported", "is no module that optimize() can read"),
+        ("optimize", "unsupported", "Model has no stack of blocks that optimize() can serve"),
         (SAME_NAMES.replace("self, width", "self, width, more"), "error", "give it the constructor of the problem's"),
         ("def build(model):\n    return 3\n", "error", "returned int, not a forward"),
         ("def build(model):\n    raise OSError('no kernel today')\n", "error", "OSError: no kernel today"),
@@ -158,6 +160,7 @@ def test_optimize_is_asked_with_the_problem_s_input_and_mask(problem_of, verify_
 
     # Its own compilation takes most of a minute on a CPU.
     monkeypatch.setattr("rooflane.dispatch.optimize", optimize)
+    monkeypatch.setattr(sys.modules["rooflane.dispatch.optimize"], "takes_shape", lambda model: True)
     problem = problem_of("def forward(self, x, mask): return x * mask[:, :, None]",
                          "[torch.randn(2, 8, 4), torch.rand(2, 8) > 0.5]")  # fmt: skip
     built, found = verify_problem(problem, "optimize")
