@@ -308,6 +308,10 @@ TENSOR = (
         "nothing of a tile's end shows, but products of 128 columns read a fifth more of shared memory", pingpong=True,
     ),
     persistent(
+        "ping-pong 192", 192, "turns, with tiles of 192 columns", 640.0,
+        "22 columns of tiles waste 3 %, and 704 tiles take six rounds where 512 take four", pingpong=True,
+    ),
+    persistent(
         "bias", 256, "the cluster rung, with a bias", 725.0, "64 loads a thread from the L1, 67,000 cycles a tile",
         bias=True,
     ),
@@ -317,6 +321,10 @@ TENSOR = (
     persistent(
         "bias GELU", 256, "a bias and the exact GELU, by a polynomial", 700.0,
         "11 instructions an output: 2,800 cycles of 70,000 a tile", bias=True, activation="gelu",
+    ),
+    persistent(
+        "ping-pong GELU", 128, "the GELU of one warpgroup under the products of the other", 685.0,
+        "its instructions take issue slots that the products leave free", pingpong=True, bias=True, activation="gelu",
     ),
     persistent(
         "bias tanh GELU", 256, "a bias and the GELU by tanh", 690.0,
