@@ -7,7 +7,6 @@ import re
 import resource
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,19 +32,6 @@ finally:
     heavy = {"scipy", "matplotlib", "pandas", "triton"} & sys.modules.keys()
     assert not heavy, heavy
 """
-
-
-@pytest.fixture
-def rooflane(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Return a function that runs one command in this process: (status, standard output, standard error)."""
-
-    def run(*arguments: str | Path) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as end:
-            cli.main([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        return int(end.value.code or 0), out, err
-
-    return run
 
 
 def test_classify_answers_in_under_a_second_with_torch_not_importable(root: Path):

@@ -6,26 +6,12 @@ import re
 import pandas
 import pytest
 
-from rooflane.eval import cli
 from rooflane.eval.exit_codes import ExitCode
 
 
 @pytest.fixture(autouse=True)
 def own_state(tmp_path, monkeypatch):
     monkeypatch.setenv("ROOFLANE_STATE_DIR", str(tmp_path / "state"))
-
-
-@pytest.fixture
-def rooflane(capsys):
-    """Return a function that runs a command and returns its status and both outputs."""
-
-    def call(*arguments):
-        with pytest.raises(SystemExit) as end:
-            cli.main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return end.value.code or 0, captured.out, captured.err
-
-    return call
 
 
 def test_plan_from_a_given_spread(rooflane):

@@ -7,8 +7,9 @@ import json
 import pytest
 
 from rooflane.dispatch.adapters.known import KNOWN, REFUSED
-from rooflane.eval import cli
 from rooflane.eval.exit_codes import ExitCode
+
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 PROBLEM = """
 import torch
@@ -34,20 +35,6 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
-
-
-@pytest.fixture
-def rooflane(capsys, tmp_path, monkeypatch):
-    """Return a function that runs one command in an empty folder: (status, output, errors)."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as end:
-            cli.main(list(arguments))
-        out, err = capsys.readouterr()
-        return int(end.value.code or 0), out, err
-
-    return run
 
 
 def test_the_list_names_every_known_block(rooflane):

@@ -10,13 +10,12 @@ import torch
 import triton.language  # noqa: F401  read TRITON_INTERPRET now: a test below takes it away
 
 from rooflane.baseline import build_baseline, copy_model_weights
-from rooflane.eval import cli
 from rooflane.eval.exit_codes import EvaluationError, ExitCode
 from rooflane.eval.worker.candidates import Plan, build_candidate, check_source, parse_candidate
 from rooflane.shapes import Shape
 
 # Tens of seconds in all: `make check` leaves them out.
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("empty_folder")]
 
 CPU = torch.device("cpu")
 RAGGED = Shape("ragged", 3, 7, 24, 3, 40, 2, causal=True, padding_ratio=0.4)
@@ -26,20 +25,6 @@ HALF = Shape("half", 2, 6, 16, 2, 24, 2, dtype="bfloat16")
 HALF_ON_GPU = replace(HALF, dtype="float16")
 # The interpreter takes a millisecond for each row of each call, and cuts bfloat16 where a GPU rounds it.
 SMALL = Shape("small", 2, 3, 12, 3, 20, 1, causal=True, padding_ratio=0.4)
-
-
-@pytest.fixture
-def rooflane(capsys, tmp_path, monkeypatch):
-    """Return a function that runs one command in an empty folder: (status, output, errors)."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as end:
-            cli.main(list(arguments))
-        out, err = capsys.readouterr()
-        return int(end.value.code or 0), out, err
-
-    return run
 
 
 @pytest.mark.parametrize("style", ["build", "class"])
