@@ -80,3 +80,31 @@ def test_progress_is_lines_on_standard_error_where_there_is_no_terminal(capsys, 
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == [f"[{done}/40] case {done}" for done in range(0, 40, 4)]
+
+
+def test_precision_prints_a_table_of_each_figure_and_the_same_as_json(capsys, shape_file):
+    code, out, err = run(capsys, shape_file, "--precision", "--tf32")
+    assert code == 0 and "tiny: TF32, eager" in err
+    titles = ("Share of the gate used against eager in TF32", "Elements failing the gate", "Error against float64")
+    parts = [out.index(title) for title in titles]
+    assert parts == sorted(parts) and "no kernel of that format was timed here" in out
+    code, document, _ = run(capsys, shape_file, "--precision", "--tf32", "--json")
+    costs = {(cost["products"], cost["format"]): cost for cost in json.loads(document)["costs"]}
+    for (products, name), cost in costs.items():
+        lines = [line for line in out.splitlines() if line.startswith(products) and f" {name} " in line]
+        use, failing, error = (line.partition(f" {name} ")[2].strip() for line in lines)
+        assert use.endswith(" !") != cost["passed"]
+        assert (failing, error) == (f"{cost['failing']:.3%}", f"{cost['error']:.1e}")
+
+
+@pytest.mark.parametrize("option", ["--scale=300", "--window=4", "--record=set.json"])
+def test_precision_refuses_what_only_faults_use(capsys, shape_file, option):
+    code, _, err = run(capsys, shape_file, "--precision", option)
+    assert code == 2 and "leave out --scale, --window and --record" in " ".join(err.replace("│", " ").split())
+
+
+def test_precision_says_which_shapes_it_left_out(capsys, tmp_path):
+    path = tmp_path / "shapes.csv"
+    path.write_text(SHAPES + "huge,1,1000000,1024,16,1024,4,true\n")
+    code, out, _ = run(capsys, str(path), "--precision")
+    assert code == 0 and "Left out: shape huge: the audit's float64 scores need" in " ".join(out.split())
