@@ -1,7 +1,7 @@
 """The precision ladder: what narrow operands of the matrix products cost in error on a shape.
 
 Each format rounds the operands of some products of the float32 forward; the rest of the forward stays in float32.
-The output is compared with eager's by the gate, and with float64 by the norm.
+The gate compares the output with eager's, in float32 as on a CPU and in TF32 as on a GPU; the norm with float64.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import count
 
 import torch
 from pydantic import BaseModel
@@ -26,23 +27,33 @@ from rooflane.shapes import Shape
 
 # Sequences do not see each other; eight of the smallest published shape still hold 8192 elements.
 SEQUENCES = 8
-EAGER, SIX, ATTENTION = "eager", "q k v out ffn", "attention"
-CASES: tuple[tuple[str, Format], ...] = (
-    *((SIX, one) for one in FORMATS),
-    *((ATTENTION, one) for one in FORMATS if one.attention),
+SIX, ATTENTION, EAGER = "q k v out ffn", "attention", "eager"
+# Products, and the formats of the six and of attention's two: eager on a CPU and on a GPU first.
+CASES: tuple[tuple[str, Format | None, Format | None], ...] = (
+    (EAGER, None, None),
+    (EAGER, TF32, TF32),
+    *((SIX, one, None) for one in FORMATS),
+    *((ATTENTION, None, one) for one in FORMATS if one.attention),
 )
+FLOAT32 = "float32"
+EAGERS = (FLOAT32, TF32.name)
+# The gate's results by eager's format, and the error against float64.
+Result = tuple[dict[str, GateResult], float]
 
 
 class Cost(BaseModel):
-    """What a format of some products costs on a shape: the worst of the seeds, and the failing share of all."""
+    """What a format of some products costs on a shape: the worst of the seeds, and the failing share of all.
+
+    `use` and `failing` are by eager's own format, float32 or TF32; `passed` is true where both gates pass.
+    """
 
     model_config = CONFIG
 
     shape: str
     products: str
     format: str
-    use: float
-    failing: float
+    use: dict[str, float]
+    failing: dict[str, float]
     error: float
     passed: bool
 
@@ -55,19 +66,18 @@ class Precision(BaseModel):
     shapes: dict[str, str]
     left_out: dict[str, str]
     seeds: int
-    tf32: bool
     costs: tuple[Cost, ...]
 
 
 def measure_precision(
-    shapes: Sequence[Shape], *, seeds: int = 1, tf32: bool = False,
+    shapes: Sequence[Shape], *, seeds: int = 1,
     on_stage: Callable[[int, int, str], None] = lambda done, total, text: None,
 ) -> Precision:  # fmt: skip
     """Return what each format costs on each shape, on the CPU with eight sequences a shape.
 
-    `tf32` rounds eager's own products to TF32, as a GPU does. A shape whose scores do not fit, or whose dtype is not
-    float32, is left out with the reason. `on_stage(done, total, text)` is called after each forward. Raises
-    `EvaluationError` when no shape is left, or for a count of seeds below 1.
+    A shape whose scores do not fit, or whose dtype is not float32, is left out with the reason.
+    `on_stage(done, total, text)` is called after each forward. Raises `EvaluationError` when no shape is left, or for
+    a count of seeds below 1.
     """
     if seeds < 1:
         raise EvaluationError(f"seeds must be a whole number above 0; got {seeds}")
@@ -82,19 +92,17 @@ def measure_precision(
     if not groups:
         raise EvaluationError("; ".join(left_out.values()) or "give at least one shape")
     named = [replace(shape, id=", ".join(ids)) for shape, ids in groups.items()]
-    total, done = len(named) * seeds * (1 + len(CASES)), 0
-    found: dict[tuple[str, str, str], list[tuple[GateResult, float]]] = {}
+    total, done = len(named) * seeds * len(CASES), count()
+    found: dict[tuple[str, str, str], list[Result]] = {}
     for shape in named:
         for seed in range(1, 1 + seeds):
-            for products, name, gate, error in _forwards(shape, seed, TF32 if tf32 else None):
-                on_stage(done, total, f"shape {shape.id}: {name}, {products}")
-                done += 1
-                found.setdefault((shape.id, products, name), []).append((gate, error))
+            for products, name, result in _forwards(shape, seed):
+                on_stage(next(done), total, f"shape {shape.id}: {name}, {products}")
+                found.setdefault((shape.id, products, name), []).append(result)
     return Precision(
         shapes={shape.id: shape.label() for shape in named},
         left_out=left_out,
         seeds=seeds,
-        tf32=tf32,
         costs=tuple(_cost(key, results) for key, results in found.items()),
     )
 
@@ -110,8 +118,8 @@ def _obstacle(shape: Shape) -> str:
     return ""
 
 
-def _forwards(shape: Shape, seed: int, eager: Format | None) -> Iterator[tuple[str, str, GateResult, float]]:
-    """Yield products, format, the gate's result and the error against float64: eager's first, then each case."""
+def _forwards(shape: Shape, seed: int) -> Iterator[tuple[str, str, Result]]:
+    """Yield products, format, and a case's gates and error, case by case."""
     model = build_baseline(shape, "cpu", seed)
     x, mask = draw_stress(PLAIN, shape, torch.device("cpu"), 1000 * seed)
 
@@ -121,22 +129,22 @@ def _forwards(shape: Shape, seed: int, eager: Format | None) -> Iterator[tuple[s
 
     with torch.no_grad():
         truth = copy.deepcopy(model).double()(x.double(), mask)
-    reference = forward(eager, eager)
-    yield EAGER, eager.name if eager else "float32", check_gate(reference, reference), normwise_error(reference, truth)
-    for products, one in CASES:
-        out = forward(one, None) if products == SIX else forward(None, one)
-        yield products, one.name, check_gate(out, reference), normwise_error(out, truth)
+    references = {FLOAT32: forward(None, None), TF32.name: forward(TF32, TF32)}
+    for products, linear, attention in CASES:
+        out, one = forward(linear, attention), linear or attention
+        gates = {name: check_gate(out, reference) for name, reference in references.items()}
+        yield products, one.name if one else FLOAT32, (gates, normwise_error(out, truth))
 
 
-def _cost(key: tuple[str, str, str], results: list[tuple[GateResult, float]]) -> Cost:
+def _cost(key: tuple[str, str, str], results: list[Result]) -> Cost:
     shape, products, name = key
-    gate = merge_gates([gate for gate, _ in results])
+    gates = {eager: merge_gates([gates[eager] for gates, _ in results]) for eager in EAGERS}
     return Cost(
         shape=shape,
         products=products,
         format=name,
-        use=gate.use,
-        failing=gate.failed / gate.total,
+        use={eager: gate.use for eager, gate in gates.items()},
+        failing={eager: gate.failed / gate.total for eager, gate in gates.items()},
         error=max(error for _, error in results),
-        passed=gate.passed,
+        passed=all(gate.passed for gate in gates.values()),
     )

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -56,9 +57,12 @@ def audit_gate_command(
     show which formats the gate lets pass.
     """
     if precision:
-        if scale or record or window != DEFAULT_WINDOW:
-            raise typer.BadParameter("--precision breaks nothing: leave out --scale, --window and --record")
-        _measure_precision(find_shapes(file or "published.csv", shape or ()), seeds, tf32, as_json)
+        if scale or record or tf32 or window != DEFAULT_WINDOW:
+            raise typer.BadParameter(
+                "--precision breaks nothing and compares with eager in float32 and in TF32: leave out --scale, "
+                "--window, --record and --tf32"
+            )
+        _measure_precision(find_shapes(file or "published.csv", shape or ()), seeds, as_json)
         return
     from rooflane.eval.check.audit import DEFAULT_SHAPES, audit_gate
 
@@ -114,11 +118,11 @@ def stress_record(audit: Audit) -> dict[str, Any]:
     }
 
 
-def _measure_precision(shapes: list[Shape], seeds: int, tf32: bool, as_json: bool) -> None:
+def _measure_precision(shapes: list[Shape], seeds: int, as_json: bool) -> None:
     from rooflane.eval.check.precision import measure_precision
 
     with follow_cases() as on_stage:
-        found = measure_precision(shapes, seeds=seeds, tf32=tf32, on_stage=on_stage)
+        found = measure_precision(shapes, seeds=seeds, on_stage=on_stage)
     if as_json:
         print_json(json.loads(found.model_dump_json()))
         return
@@ -131,26 +135,37 @@ def _measure_precision(shapes: list[Shape], seeds: int, tf32: bool, as_json: boo
 
 def precision_tables(found: Precision) -> list[Table]:
     """Return the share of the gate, the failing elements and the error, each by format and shape."""
-    cells: dict[tuple[str, str], list[Cost]] = {}
+    cases: dict[tuple[str, str], list[Cost]] = {}
     for cost in found.costs:
-        cells.setdefault((cost.products, cost.format), []).append(cost)
-    columns = ("products", "format", *found.shapes)
-    eager = "TF32" if found.tf32 else "float32"
+        cases.setdefault((cost.products, cost.format), []).append(cost)
+
+    def table(title: str, figure: Callable[[Cost], str], blank: tuple[str, ...] = (), note: str = "") -> Table:
+        rows = [(*case, *map(figure, costs), *("" for _ in blank)) for case, costs in cases.items()]
+        return Table(title, ("products", "format", *found.shapes, *blank), rows, 2, note)
+
+    def used(cost: Cost, eager: str) -> str:
+        return number(cost.use[eager]) + (" !" if cost.failing[eager] else "")
+
+    eagers = found.costs[0].use
     labels = "; ".join(f"{ids}: {label}" for ids, label in found.shapes.items())
-
-    def rows(figure: Callable[[Cost], str], *more: str) -> list[tuple[str, ...]]:
-        return [(*key, *map(figure, costs), *more) for key, costs in cells.items()]
-
+    note = f"{labels}; seeds: {found.seeds}; gain in time is blank: no kernel of that format was timed here"
     return [
-        Table(
-            f"Share of the gate used against eager in {eager}, by shape; ! fails",
-            (*columns, "gain in time"),
-            rows(lambda cost: number(cost.use) + ("" if cost.passed else " !"), ""),
-            2,
-            f"{labels}; seeds: {found.seeds}; gain in time is blank: no kernel of that format was timed here",
+        *(
+            table(
+                f"Share of the gate used against eager in {eager}, by shape; ! fails",
+                partial(used, eager=eager),
+                blank=("gain in time",),
+            )
+            for eager in eagers
         ),
-        Table("Elements failing the gate", columns, rows(lambda cost: f"{cost.failing:.3%}"), 2),
-        Table("Error against float64, normwise", columns, rows(lambda cost: f"{cost.error:.1e}"), 2),
+        *(
+            table(
+                f"Elements failing the gate against eager in {eager}",
+                lambda cost, eager=eager: f"{cost.failing[eager]:.3%}",
+            )
+            for eager in eagers
+        ),
+        table("Error against float64, normwise", lambda cost: f"{cost.error:.1e}", note=note),
     ]
 
 

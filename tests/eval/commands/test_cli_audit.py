@@ -83,24 +83,26 @@ def test_progress_is_lines_on_standard_error_where_there_is_no_terminal(capsys, 
 
 
 def test_precision_prints_a_table_of_each_figure_and_the_same_as_json(capsys, shape_file):
-    code, out, err = run(capsys, shape_file, "--precision", "--tf32")
-    assert code == 0 and "tiny: TF32, eager" in err
-    titles = ("Share of the gate used against eager in TF32", "Elements failing the gate", "Error against float64")
-    parts = [out.index(title) for title in titles]
-    assert parts == sorted(parts) and "no kernel of that format was timed here" in out
-    code, document, _ = run(capsys, shape_file, "--precision", "--tf32", "--json")
-    costs = {(cost["products"], cost["format"]): cost for cost in json.loads(document)["costs"]}
-    for (products, name), cost in costs.items():
-        lines = [line for line in out.splitlines() if line.startswith(products) and f" {name} " in line]
-        use, failing, error = (line.partition(f" {name} ")[2].strip() for line in lines)
-        assert use.endswith(" !") != cost["passed"]
-        assert (failing, error) == (f"{cost['failing']:.3%}", f"{cost['error']:.1e}")
+    code, out, err = run(capsys, shape_file, "--precision")
+    assert code == 0 and err.startswith("[0/17] shape tiny: float32, eager")
+    assert "gain in time is blank: no kernel of that format was timed here" in out
+    code, document, _ = run(capsys, shape_file, "--precision", "--json")
+    assert code == 0
+    for cost in json.loads(document)["costs"]:
+        name = f" {cost['format']} "
+        lines = [line for line in out.splitlines() if line.startswith(cost["products"]) and name in line]
+        *uses, plain, tf32, error = (line.partition(name)[2].strip() for line in lines)
+        assert [plain, tf32] == [f"{cost['failing'][eager]:.3%}" for eager in ("float32", "TF32")]
+        assert error == f"{cost['error']:.1e}"
+        for use, eager in zip(uses, ("float32", "TF32"), strict=True):
+            assert float(use.removesuffix(" !")) == pytest.approx(cost["use"][eager], rel=0.005)
+            assert use.endswith(" !") == (cost["use"][eager] > 1)
 
 
-@pytest.mark.parametrize("option", ["--scale=300", "--window=4", "--record=set.json"])
+@pytest.mark.parametrize("option", ["--scale=300", "--window=4", "--record=set.json", "--tf32"])
 def test_precision_refuses_what_only_faults_use(capsys, shape_file, option):
     code, _, err = run(capsys, shape_file, "--precision", option)
-    assert code == 2 and "leave out --scale, --window and --record" in " ".join(err.replace("│", " ").split())
+    assert code == 2 and "leave out --scale, --window, --record and --tf32" in " ".join(err.replace("│", " ").split())
 
 
 def test_precision_says_which_shapes_it_left_out(capsys, tmp_path):
