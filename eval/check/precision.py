@@ -25,7 +25,7 @@ from rooflane.eval.record.records import GateResult
 from rooflane.families.ladder.launch import normwise_error
 from rooflane.shapes import Shape
 
-# Sequences do not see each other; eight of the smallest published shape still hold 8192 elements.
+# Sequences do not see each other; eight of the smallest published shape still hold 32,768 elements.
 SEQUENCES = 8
 SIX, ATTENTION, EAGER = "q k v out ffn", "attention", "eager"
 # Products, and the formats of the six and of attention's two: eager on a CPU and on a GPU first.
