@@ -120,7 +120,7 @@ def refusal(
     may_compile: bool = True,
 ) -> str | None:  # fmt: skip
     """Return why the family cannot build the shape on the device, or None when it can."""
-    if spec.compiles and not may_compile:
+    if not may_compile and spec.compiles:
         return "it runs torch.compile, which takes seconds for each new shape; rules of your own may name it"
     reason = spec.refuse_form(form) or spec.supports(shape, profile)
     if reason is not None:

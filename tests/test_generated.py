@@ -16,7 +16,8 @@ from scipy.stats import t
 
 from rooflane.dispatch import load_profile
 from rooflane.eval import compare, open_run, render_readme_table, update_between_markers
-from rooflane.eval.report.tables import oversize_table
+from rooflane.eval.check.precision import Precision
+from rooflane.eval.commands.audit import render_precision
 from rooflane.eval.stats.rounds import find_contamination, rounds_of
 from rooflane.eval.submit import open_submission, summarise_submission
 from rooflane.families import get_family
@@ -38,6 +39,22 @@ def test_tables_stand_as_their_records_write_them(root, tmp_path, page):
     shutil.copy(root / page, copy)
     text = render_readme_table(open_run(root / "briefs" / "records" / GENERATED[page]).summary())
     assert not update_between_markers(copy, "table", text), f"write it anew with rooflane report ... --readme {page}"
+
+
+def test_the_precision_brief_stands_as_its_record_writes_it(root, tmp_path):
+    found = Precision.model_validate_json((root / "briefs" / "records" / "precision.json").read_text())
+    copy = shutil.copy(root / "briefs" / "precision.md", tmp_path / "page.md")
+    text = render_precision(found)
+    assert not update_between_markers(copy, "precision", text), "write it again: update_between_markers on the brief"
+
+
+def test_the_precision_briefs_verdict_is_its_records(root):
+    """TF32 and fp16 pass on every published shape but the one that fits no CPU; every other format fails on each."""
+    found = Precision.model_validate_json((root / "briefs" / "records" / "precision.json").read_text())
+    shapes = {name for names in found.shapes for name in names.split(", ")}
+    assert shapes == {str(number) for number in range(1, 14)} and set(found.left_out) == {"14"}
+    for cost in found.costs:
+        assert cost.passed == (cost.format in ("float32", "TF32", "fp16")), cost
 
 
 @pytest.fixture(scope="module")
@@ -119,15 +136,6 @@ def test_the_campaigns_agree_on_the_candidates_latency(campaigns):
     assert len(intervals[0].pop("14")) == 2 and len(intervals[0]) == len(intervals[1]) == 13
     for shape, (low, high) in intervals[0].items():
         assert low <= intervals[1][shape][1] and intervals[1][shape][0] <= high, shape
-
-
-def test_the_readmes_words_on_the_oversize_shape_are_its_records(root):
-    summary = open_run(root / "briefs" / "records" / GENERATED["README.md"]).summary()
-    ((_, _, _, needs, mine, reference, speedup, _, _, peak, *_),) = oversize_table(summary).rows
-    page = (root / "README.md").read_text()
-    assert f"would need {needs}. " in page
-    ms, base = (text.split(" ")[0] for text in (mine, reference))
-    assert f"takes {ms} ms in {peak}. " in page and f"takes {base} ms: {speedup}." in page
 
 
 def test_every_shape_resident_takes_is_faster_than_without_it(campaigns):

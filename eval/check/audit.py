@@ -14,11 +14,10 @@ from itertools import combinations, count, groupby
 import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from rooflane.baseline import build_baseline, config_of, generate_random_case, torch_dtype
 from rooflane.eval.check.ablations import DEFAULT_WINDOW, Ablation, ablations
+from rooflane.eval.check.formats import TF32, RoundedOperands
 from rooflane.eval.check.gate import check_gate
 from rooflane.eval.check.stresses import CATALOGUE, KEPT, Stress
 from rooflane.eval.check.truth import (
@@ -53,7 +52,7 @@ DEFAULT_SHAPES = (
 # At this use a catch is safe. One nearer to the limit may be lost with other weights, inputs or sizes.
 SURE_USE = 10.0
 
-_CONFIG = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
+CONFIG = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
 
 # A shape's id and an ablation's name.
 Fault = tuple[str, str]
@@ -62,7 +61,7 @@ Fault = tuple[str, str]
 class Finding(BaseModel):
     """One ablation under one condition on one shape: the least use over the seeds, above 1 where all catch it."""
 
-    model_config = _CONFIG
+    model_config = CONFIG
 
     shape: str
     condition: str
@@ -78,7 +77,7 @@ class Audit(BaseModel):
     `asked` those shown on request only.
     """
 
-    model_config = _CONFIG
+    model_config = CONFIG
 
     shapes: dict[str, str]
     seeds: int
@@ -173,7 +172,7 @@ def audit_gate(
     if len({shape.id for shape in shapes}) < len(shapes) or not shapes:
         raise EvaluationError("give at least one shape, and each id only once")
     for shape in shapes:
-        _check_size(shape)
+        check_size(shape)
     asked = [Stress(f"input x {scale:g}", scale=scale) for scale in scales]
     asked = [stress for stress in asked if stress.name not in {known.name for known in CATALOGUE}]
     faults = ablations(window)
@@ -232,7 +231,7 @@ def _audit_shape(
             prepared = []
             for condition in conditions:
                 x, mask = _draw(condition, shape, cpu, 1000 * seed)
-                with Tf32Operands() if tf32 else nullcontext():
+                with RoundedOperands(TF32, TF32) if tf32 else nullcontext():
                     eager = reference(x, mask)
                 prepared.append((condition, x.double(), mask, eager, true_model(x.double(), mask)))
             for fault in faults:
@@ -267,7 +266,7 @@ def _use(condition: _Condition, shape: Shape, out: Tensor, eager: Tensor, true: 
     return check_gate(out, eager).use
 
 
-def _check_size(shape: Shape) -> None:
+def check_size(shape: Shape) -> None:
     """Raise when the float64 scores of a shape do not fit into half the free memory."""
     need = 8 * SCORE_COPIES * shape.batch_size * shape.num_heads * shape.seq_len**2
     free = available_memory_bytes()
@@ -276,21 +275,3 @@ def _check_size(shape: Shape) -> None:
             f"shape {shape.id}: the audit's float64 scores need {need / 1e9:.3g} GB, {free / 1e9:.3g} GB are free; "
             "name other shapes with --shape, or audit a shorter sequence of the same widths"
         )
-
-
-class Tf32Operands(TorchFunctionMode):
-    """Round the float32 operands of matrix products to TF32, as a GPU's baseline does."""
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        """Round the first two arguments of products; call everything else as it is."""
-        if function in (torch.matmul, functional.linear):
-            args = (*map(_to_tf32, args[:2]), *args[2:])
-        return function(*args, **(kwargs or {}))
-
-
-def _to_tf32(values: Tensor) -> Tensor:
-    """Return float32 values rounded to 10 bits of mantissa, ties to even."""
-    if values.dtype != torch.float32:
-        return values
-    bits = values.detach().contiguous().view(torch.int32)
-    return ((bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF).view(torch.float32)

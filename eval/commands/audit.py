@@ -1,4 +1,4 @@
-"""`rooflane audit-gate`: which faults the checks miss, and the stress inputs that catch them."""
+"""`rooflane audit-gate`: which faults the checks miss, the inputs that catch them, and what narrow operands cost."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,33 +16,54 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from rooflane.eval.commands.output import AsJson, console, find_shapes, print_json
 from rooflane.eval.report.files import write_file
-from rooflane.eval.report.table import Table, print_table
+from rooflane.eval.report.table import Table, number, print_table
 
 if TYPE_CHECKING:
     from rooflane.eval.check.audit import Audit, Fault
+    from rooflane.eval.check.precision import Cost, Precision
+    from rooflane.shapes import Shape
+
+DEFAULT_WINDOW = 256
 
 
 def audit_gate_command(
     file: Annotated[
-        str | None, typer.Argument(metavar="FILE", help="Shape file; without one, three small shapes.")
+        str | None,
+        typer.Argument(
+            metavar="FILE", help="Shape file; without one, three small shapes; with --precision, the published."
+        ),
     ] = None,
     shape: Annotated[list[str] | None, typer.Option(metavar="ID", help="Only this shape; repeatable.")] = None,
     scale: Annotated[
         list[float] | None, typer.Option(help="Also try this input scale, such as 300; repeatable.")
     ] = None,
-    window: Annotated[int, typer.Option(help="Keys a windowed attention reads.")] = 256,
+    window: Annotated[int, typer.Option(help="Keys a windowed attention reads.")] = DEFAULT_WINDOW,
     seeds: Annotated[int, typer.Option(help="Draws of weights and inputs; the least use of them counts.")] = 1,
     tf32: Annotated[bool, typer.Option("--tf32", help="Round the baseline's products as a GPU's TF32 does.")] = False,
     record: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the picked stress set, as eval/check/stress_set.json is.")
     ] = None,
+    precision: Annotated[
+        bool, typer.Option("--precision", help="Show what narrow operands of the products cost in error instead.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Break the reference in two dozen ways and show which checks notice, on this CPU.
 
     A figure is the worst error in units of what the check allows: above 1 the fault is caught. Masks and plain inputs
     are judged by the gate against the baseline, stress inputs by both sides' errors against fp64.
+
+    With --precision, round the operands of the matrix products to TF32, fp16, bf16, FP8, INT8 and INT4 instead, and
+    show which formats the gate lets pass.
     """
+    if precision:
+        if scale or record or tf32 or window != DEFAULT_WINDOW:
+            raise typer.BadParameter(
+                "--precision breaks nothing and compares with eager in float32 and in TF32: leave out --scale, "
+                "--window, --record and --tf32"
+            )
+        _measure_precision(find_shapes(file or "published.csv", shape or ()), seeds, as_json)
+        return
     from rooflane.eval.check.audit import DEFAULT_SHAPES, audit_gate
 
     if file is None and shape:
@@ -94,6 +116,64 @@ def stress_record(audit: Audit) -> dict[str, Any]:
         "unseen": _by_ablation(audit.unseen(audit.stresses)),
         "same_function": audit.same_everywhere(),
     }
+
+
+def _measure_precision(shapes: list[Shape], seeds: int, as_json: bool) -> None:
+    from rooflane.eval.check.precision import measure_precision
+
+    with follow_cases() as on_stage:
+        found = measure_precision(shapes, seeds=seeds, on_stage=on_stage)
+    if as_json:
+        print_json(json.loads(found.model_dump_json()))
+        return
+    out = console()
+    for table in precision_tables(found):
+        print_table(table, out)
+    for reason in found.left_out.values():
+        out.print(f"Left out: {reason}.")
+
+
+def precision_tables(found: Precision) -> list[Table]:
+    """Return the share of the gate, the failing elements and the error, each by format and shape."""
+    cases: dict[tuple[str, str], list[Cost]] = {}
+    for cost in found.costs:
+        cases.setdefault((cost.products, cost.format), []).append(cost)
+
+    def table(title: str, figure: Callable[[Cost], str], blank: tuple[str, ...] = (), note: str = "") -> Table:
+        rows = [(*case, *map(figure, costs), *("" for _ in blank)) for case, costs in cases.items()]
+        return Table(title, ("products", "format", *found.shapes, *blank), rows, 2, note)
+
+    def used(cost: Cost, eager: str) -> str:
+        return number(cost.use[eager]) + (" !" if cost.failing[eager] else "")
+
+    eagers = found.costs[0].use
+    labels = "; ".join(f"{ids}: {label}" for ids, label in found.shapes.items())
+    note = f"{labels}; seeds: {found.seeds}; gain in time is blank: no kernel of that format was timed here"
+    return [
+        *(
+            table(
+                f"Share of the gate used against eager in {eager}, by shape; ! fails",
+                partial(used, eager=eager),
+                blank=("gain in time",),
+            )
+            for eager in eagers
+        ),
+        *(
+            table(
+                f"Elements failing the gate against eager in {eager}",
+                lambda cost, eager=eager: f"{cost.failing[eager]:.3%}",
+            )
+            for eager in eagers
+        ),
+        table("Error against float64, normwise", lambda cost: f"{cost.error:.1e}", note=note),
+    ]
+
+
+def render_precision(found: Precision) -> str:
+    """Return the tables in Markdown, for a page."""
+    from rooflane.eval.report.report import markdown_table
+
+    return "\n\n".join(f"{table.title}:\n\n{markdown_table(table)}" for table in precision_tables(found))
 
 
 def _show(audit: Audit) -> None:

@@ -92,7 +92,7 @@ def render_markdown(summary: Summary) -> str:
         meta=summary.meta,
         headlines=headline_lines(summary),
         not_run=[_sentence(line) for line in not_run_lines(summary)],
-        tables=[(table.title, _markdown(table)) for table in all_tables(summary)],
+        tables=[(table.title, markdown_table(table)) for table in all_tables(summary)],
         environment=environment_line(summary),
         conditions=[_sentence(line) for line in conditions(summary)],
         problems=summary.problems(),
@@ -116,7 +116,7 @@ def render_json(summary: Summary) -> str:
 def render_readme_table(summary: Summary) -> str:
     """Return the README's table: every candidate beside eager and the controls, headline and conditions under it."""
     tables = [speed_table(summary, candidate) for candidate in summary.meta.candidates] + [oversize_table(summary)]
-    parts = [f"{markdown(table.title)}:\n\n{_markdown(table)}" for table in tables if table.rows]
+    parts = [f"{markdown(table.title)}:\n\n{markdown_table(table)}" for table in tables if table.rows]
     lines = []
     for line, details in headline_lines(summary):
         lines += [f"- **{markdown(line)}**", *([f"  - {markdown(details)}"] if details else [])]
@@ -144,7 +144,8 @@ def update_between_markers(path: str | Path, name: str, text: str) -> bool:
     return True
 
 
-def _markdown(table: Table) -> Ready:
+def markdown_table(table: Table) -> Ready:
+    """Return a table in Markdown, every text escaped, with its note below."""
     table = table.shown(markdown)
 
     def line(cells: tuple[str, ...]) -> str:

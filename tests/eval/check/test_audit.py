@@ -8,7 +8,8 @@ import torch
 from torch.nn import functional
 
 from rooflane.eval.check import audit as audit_module
-from rooflane.eval.check.audit import Audit, Finding, Tf32Operands, audit_gate
+from rooflane.eval.check.audit import Audit, Finding, audit_gate
+from rooflane.eval.check.formats import TF32, RoundedOperands
 from rooflane.eval.check.stresses import CATALOGUE, KEPT, STRESS_SET, load_stress_set
 from rooflane.eval.check.truth import PLAIN, STRESSES
 from rooflane.eval.exit_codes import EvaluationError
@@ -142,11 +143,11 @@ def test_seeds_keep_the_least_use(few_faults):
 
 def test_rounded_operands_are_those_of_tf32():
     a = torch.tensor([[1 + 2**-10, 1 + 2**-11, 1 + 3 * 2**-11, -1 - 2**-12]])
-    with Tf32Operands():
+    with RoundedOperands(TF32, TF32):
         got = torch.matmul(torch.diag(a[0]), torch.ones(4, 1)).flatten()
     # 10 bits of mantissa; ties go to even: 1 + 2^-11 to 1, 1 + 3 x 2^-11 to 1 + 2^-9.
     assert got.tolist() == [1 + 2**-10, 1.0, 1 + 2**-9, -1.0]
-    with Tf32Operands():
+    with RoundedOperands(TF32, TF32):
         assert functional.linear(a.double(), a.double()).item() == (a.double() @ a.double().T).item()
 
 

@@ -80,3 +80,33 @@ def test_progress_is_lines_on_standard_error_where_there_is_no_terminal(capsys, 
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == [f"[{done}/40] case {done}" for done in range(0, 40, 4)]
+
+
+def test_precision_prints_a_table_of_each_figure_and_the_same_as_json(capsys, shape_file):
+    code, out, err = run(capsys, shape_file, "--precision")
+    assert code == 0 and err.startswith("[0/17] shape tiny: float32, eager")
+    assert "gain in time is blank: no kernel of that format was timed here" in out
+    code, document, _ = run(capsys, shape_file, "--precision", "--json")
+    assert code == 0
+    for cost in json.loads(document)["costs"]:
+        name = f" {cost['format']} "
+        lines = [line for line in out.splitlines() if line.startswith(cost["products"]) and name in line]
+        *uses, plain, tf32, error = (line.partition(name)[2].strip() for line in lines)
+        assert [plain, tf32] == [f"{cost['failing'][eager]:.3%}" for eager in ("float32", "TF32")]
+        assert error == f"{cost['error']:.1e}"
+        for use, eager in zip(uses, ("float32", "TF32"), strict=True):
+            assert float(use.removesuffix(" !")) == pytest.approx(cost["use"][eager], rel=0.005)
+            assert use.endswith(" !") == (cost["use"][eager] > 1)
+
+
+@pytest.mark.parametrize("option", ["--scale=300", "--window=4", "--record=set.json", "--tf32"])
+def test_precision_refuses_what_only_faults_use(capsys, shape_file, option):
+    code, _, err = run(capsys, shape_file, "--precision", option)
+    assert code == 2 and "leave out --scale, --window, --record and --tf32" in " ".join(err.replace("│", " ").split())
+
+
+def test_precision_says_which_shapes_it_left_out(capsys, tmp_path):
+    path = tmp_path / "shapes.csv"
+    path.write_text(SHAPES + "huge,1,1000000,1024,16,1024,4,true\n")
+    code, out, _ = run(capsys, str(path), "--precision")
+    assert code == 0 and "Left out: shape huge: the audit's float64 scores need" in " ".join(out.split())

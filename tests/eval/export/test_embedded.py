@@ -183,6 +183,9 @@ class Toy:
     def supports(self, shape, profile):
         return None
 
+    def refuse_form(self, form):
+        return None
+
     def peak_bytes(self, shape, profile, **options):
         return 1
 
