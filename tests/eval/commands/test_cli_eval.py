@@ -98,7 +98,8 @@ def test_piped_progress_is_a_line_a_shape_and_then_a_line_a_process(folder: Path
     assert progress + 12 + 1 + table + 12 <= 60
     said = (folder / "stdout").read_text()
     # On a busy machine a disturbed block leaves no interval, and the line says "no verdict".
-    assert re.search(r"^same.py: [\d.]+x (faster than|slower than|the speed of) eager( \[|, )", said, re.MULTILINE), said
+    line = r"^same.py: [\d.]+x (faster than|slower than|the speed of) eager( \[|, )"
+    assert re.search(line, said, re.MULTILINE), said
 
 
 def test_the_next_commands_of_a_run_work(call, folder: Path, finished: Path):
