@@ -56,7 +56,9 @@ def find_stacks(model: nn.Module) -> Iterator[tuple[Found, nn.Module]]:
         inside = (*inside, f"{path}." if path else "")
         blocks = module.layers if known is ENCODER else module
         forward: Any = vars(module if known is ENCODER else module[0]).get("forward")
-        stack = forward.stack if isinstance(forward, (Step, EncoderForward)) else None
+        # A later block's step is not at the head of a stack, though its first block may have been deleted.
+        heads = isinstance(forward, EncoderForward) or (isinstance(forward, Step) and forward.index == 0)
+        stack = forward.stack if heads else None
         block = "torch.nn.TransformerEncoderLayer" if known is ENCODER else qualified_name(module[0])
         reason = "" if stack else REFUSED.get(block, "optimize() was not called, or refused the blocks")
         yield Found(path, len(blocks), block, known, reason, stack), module

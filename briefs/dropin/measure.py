@@ -33,7 +33,7 @@ from rooflane.eval.check.gate import GateResult, check_gate
 from rooflane.eval.check.outputs import poison
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.record.environment import describe_environment, resolve_device
-from rooflane.eval.report.report import _markdown as markdown
+from rooflane.eval.report.report import markdown_table as markdown
 from rooflane.eval.report.report import update_between_markers
 from rooflane.eval.report.tables import NONE, Table, interval, number
 from rooflane.eval.stats.estimator import paired_log_ratio, t_interval

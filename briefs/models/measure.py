@@ -31,7 +31,7 @@ from rooflane.dispatch import optimize, parse_rules, served
 from rooflane.eval.campaign.blocks import Round, choose_counts, time_blocks
 from rooflane.eval.check.gate import check_gate
 from rooflane.eval.record.environment import describe_environment, resolve_device
-from rooflane.eval.report.report import _markdown as markdown
+from rooflane.eval.report.report import markdown_table as markdown
 from rooflane.eval.report.report import update_between_markers
 from rooflane.eval.report.tables import NONE, Table, interval, number
 from rooflane.eval.stats.estimator import paired_log_ratio, t_interval

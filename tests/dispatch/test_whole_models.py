@@ -320,3 +320,14 @@ def test_no_output_is_held_after_a_call(bert):
     out = weakref.ref(hidden(optimize(bert)))
     gc.collect()
     assert out() is None
+
+
+def test_a_stack_without_its_first_block_is_not_served_until_it_is_asked_again(bert):
+    hidden(optimize(bert))
+    del bert.encoder.layer[0]
+    expected = hidden(restore(copy.deepcopy(bert)))
+    assert served(bert)[0].stack is None
+    torch.testing.assert_close(hidden(bert), expected, **CLOSE)
+    (stack,) = served(optimize(bert))
+    torch.testing.assert_close(hidden(bert), expected, **CLOSE)
+    assert stack.blocks == 2 and len(stack.stack.routes) == 1
