@@ -75,14 +75,29 @@ __device__ __forceinline__ float activate(float x) {
 #endif
 }
 
+// What a lane needs of a box of a row: eight pairs of neighbours, eight columns apart.
+struct Pairs {
+  float2 at[8];
+};
+
+// Read the pairs of which `left` columns are there; zeros behind them.
+__device__ __forceinline__ Pairs read_pairs(const float* from, int left) {
+  Pairs pairs;
+#pragma unroll
+  for (int pair = 0; pair < 8; pair++)
+    pairs.at[pair] = pair * 8 < left ? *(const float2*)(from + pair * 8) : float2{};
+  return pairs;
+}
+
 __device__ __forceinline__ float quad_sum(float x) {
   x += __shfl_xor_sync(~0u, x, 1);
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// Finish a warpgroup's sums [64, BN], whose first output is at `row` and `column`, and store them.
+// Finish a warpgroup's sums [64, BN] of a part of its tile, whose first output is at `row` and `column`; store them.
 __device__ __forceinline__ void finish(const Epilogue& epilogue, const TensorMap& map_d, float (&c)[BN / 2],
-                                       u32 staging, int row, int column, int column_tile, int m, int n, int k) {
+                                       u32 staging, int part, int row, int column, int column_tile, int m, int n,
+                                       int k) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   row += warp % 4 * 16;
   [[maybe_unused]] const int own[2] = {row + lane / 4, row + lane / 4 + 8};
@@ -107,55 +122,59 @@ __device__ __forceinline__ void finish(const Epilogue& epilogue, const TensorMap
 #endif
 #pragma unroll
   for (int box = 0; box < BN / BOX_COLUMNS; box++) {
+    // What a box needs is read before any of it is used: the latency of memory is paid once a box.
+    const int first = column + box * BOX_COLUMNS + lane % 4 * 2;
+    [[maybe_unused]] const int left[2] = {own[0] < m ? n - first : 0, own[1] < m ? n - first : 0};
+#if BIAS
+    const Pairs bias = read_pairs(epilogue.bias + first, n - first);
+#endif
+#if SCALES
+    const Pairs column_scales = read_pairs(epilogue.column_scales + first, n - first);
+#endif
+#if NORM
+    const Pairs column_sums = read_pairs(epilogue.column_sums + first, n - first);
+#endif
+#if RESIDUAL || FLOAT_OUT
+    const size_t to[2] = {(size_t)own[0] * n + first, (size_t)own[1] * n + first};
+#endif
+#if RESIDUAL
+    const Pairs residual[2] = {read_pairs(epilogue.residual + to[0], left[0]),
+                               read_pairs(epilogue.residual + to[1], left[1])};
+#endif
 #if !FLOAT_OUT
-    const u32 stage = staging + (warp * BOXES + box % BOXES) * BOX_BYTES;
+    const u32 stage = staging + (warp * BOXES + (part * (BN / BOX_COLUMNS) + box) % BOXES) * BOX_BYTES;
     if (lane == 0) await_stores<BOXES - 1>();
     __syncwarp();
 #endif
 #pragma unroll
-    for (int j = box * 8; j < box * 8 + 8; j++) {
-      [[maybe_unused]] const int at = column + j * 8 + lane % 4 * 2;
-#if BIAS
-      const float2 bias = at < n ? __ldg((const float2*)(epilogue.bias + at)) : float2{};
-#endif
-#if SCALES
-      const float2 column_scale = at < n ? __ldg((const float2*)(epilogue.column_scales + at)) : float2{};
-#endif
-#if NORM
-      const float2 column_sum = at < n ? __ldg((const float2*)(epilogue.column_sums + at)) : float2{};
-#endif
+    for (int pair = 0; pair < 8; pair++) {
+      const int j = box * 8 + pair;
 #pragma unroll
       for (int i = 0; i < 2; i++) {
         float &x = c[4 * j + 2 * i], &y = c[4 * j + 2 * i + 1];
 #if SCALES
-        x *= row_scale[i] * column_scale.x, y *= row_scale[i] * column_scale.y;
+        x *= row_scale[i] * column_scales.at[pair].x, y *= row_scale[i] * column_scales.at[pair].y;
 #endif
 #if NORM
-        x = scale[i] * (x - mean[i] * column_sum.x), y = scale[i] * (y - mean[i] * column_sum.y);
+        x = scale[i] * (x - mean[i] * column_sums.at[pair].x), y = scale[i] * (y - mean[i] * column_sums.at[pair].y);
 #endif
 #if BIAS
-        x += bias.x, y += bias.y;
+        x += bias.at[pair].x, y += bias.at[pair].y;
 #endif
         x = activate(x), y = activate(y);
-#if RESIDUAL || FLOAT_OUT
-        if (own[i] < m && at < n) {
-          const size_t to = (size_t)own[i] * n + at;
 #if RESIDUAL
-          const float2 residual = *(const float2*)(epilogue.residual + to);
-          x += residual.x, y += residual.y;
+        x += residual[i].at[pair].x, y += residual[i].at[pair].y;
 #endif
 #if FLOAT_OUT
-          *(float2*)(epilogue.d + to) = float2{x, y};
-#endif
-        }
+        if (pair * 8 < left[i]) *(float2*)(epilogue.d + to[i] + pair * 8) = float2{x, y};
 #endif
 #if ROW_SUMS
         total[i] += x + y, squares[i] += x * x + y * y;
 #endif
       }
 #if !FLOAT_OUT
-      if (j % 2 == 1)
-        store_matrices(stage + swizzled(lane % 16, j % 8 - 1 + lane / 16), pack(c[4 * j - 4], c[4 * j - 3]),
+      if (pair % 2 == 1)
+        store_matrices(stage + swizzled(lane % 16, pair - 1 + lane / 16), pack(c[4 * j - 4], c[4 * j - 3]),
                        pack(c[4 * j - 2], c[4 * j - 1]), pack(c[4 * j], c[4 * j + 1]),
                        pack(c[4 * j + 2], c[4 * j + 3]));
 #endif

@@ -23,11 +23,13 @@ static_assert(BM == 128 && THREADS == 384, "two warpgroups that multiply, and th
 constexpr int STAGE = (BM + BN) * LINE;
 constexpr int SHARE = BN / CLUSTER;            // rows of W that a block copies
 constexpr int PARTS = PINGPONG ? BM / 64 : 1;  // times 64 rows that a warpgroup takes
+constexpr int RESIDUAL_COLUMNS = LINE / 4;     // of a box
 constexpr int CONSUMERS = PINGPONG ? 4 : 8;    // warps that use a step
 
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, BLOCKS)
     gemm_persistent(const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_w,
-                    const __grid_constant__ TensorMap map_d, const Epilogue epilogue, int m, int n, int k) {
+                    const __grid_constant__ TensorMap map_d, const __grid_constant__ TensorMap map_residual,
+                    const Epilogue epilogue, int m, int n, int k) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const u32 ring = shared_address(shared), staging = ring + STAGES * STAGE;
   const u32 full = staging + STAGING_BYTES, empty = full + STAGES * 8;
@@ -51,6 +53,11 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
       for (int index = first; index < tiles; index += clusters) {
         const Tile tile = find_tile(index, row_tiles, column_tiles);
         const int row = (tile.row * CLUSTER + rank) * BM, column = tile.column * BN + rank * SHARE;
+#if RESIDUAL
+        // The residual comes to the L2 under the products, for the epilogue to read.
+        for (int part = 0; part < BN; part += RESIDUAL_COLUMNS)
+          fetch_box(map_residual, tile.column * BN + part, row);
+#endif
 #pragma unroll 1
         for (int step = 0; step < steps; step++, place.advance()) {
           const u32 to = ring + place.slot * STAGE, barrier = full + place.slot * 8;
@@ -96,7 +103,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
       const int row = (tile.row * CLUSTER + rank) * BM + (PINGPONG ? 0 : group * 64);
 #pragma unroll
       for (int i = 0; i < PARTS; i++)
-        finish(epilogue, map_d, sum[i], staging, row + i * 64, tile.column * BN, tile.column, m, n, k);
+        finish(epilogue, map_d, sum[i], staging, i, row + i * 64, tile.column * BN, tile.column, m, n, k);
     }
     await_stores<0>();  // shared memory must live until it has been read
   }

@@ -21,6 +21,10 @@ LINE = 128  # bytes of a row of a tile
 CHUNK = 16  # bytes that the swizzle moves together
 BARRIER = 8
 BOX_ROWS, CONSUMER_WARPS = 16, 8
+SHARED_BYTES = 227 << 10  # of a block, compute capability 9.0
+# The boxes that a warp stages, by the columns of a tile and whether warpgroups take turns. In turns, a box that waits
+# for the copy engine waits behind the other warpgroup's operands, so that all or half of a tile is staged.
+BOXES = {(256, False): 2, (192, False): 1, (128, False): 2, (192, True): 3, (128, True): 4}
 ACTIVATIONS = ("none", "relu", "gelu", "gelu tanh")
 
 
@@ -195,6 +199,8 @@ class PersistentRung(TensorRung):
         maps = [encode_map(inputs[0], rows), encode_map(inputs[1], columns // self.cluster)]
         direct = self.result == "float32"  # the copy engine stores outputs of 16 bits
         maps.append(maps[0] if direct else encode_map(out, BOX_ROWS))
+        # The residual's boxes are fetched; without a residual the kernel does not read its map.
+        maps.append(encode_map(inputs[2 + self.bias + 2 * self.norm], rows) if self.residual else maps[0])
         left = iter(inputs[2:])
         bias, moments, column_sums, residual, sums, *scales = (
             next(left).data_ptr() if given else 0 for given in self._given()[2:]
@@ -219,9 +225,12 @@ def persistent(
     The output is float32 where there is a residual, else of the operands' own kind.
     """
     kind = OPERANDS[operand]
-    stages, boxes = {256: (4, 2), 192: (5, 1), 128: (6, 2)}[columns]
     result = "float32" if more.get("residual") else kind.result
     direct = result == "float32"
+    boxes = BOXES[columns, more.get("pingpong", False)]
+    staging = 0 if direct else CONSUMER_WARPS * boxes * BOX_ROWS * LINE
+    stage = (128 + columns) * LINE + 2 * BARRIER
+    stages = (SHARED_BYTES - staging) // stage
     return PersistentRung(
         name=name,
         idea=idea,
@@ -235,8 +244,7 @@ def persistent(
         blocks=1,
         expected=("QGMMA" if kind.size == 1 else "HGMMA", "UTMALDG", "USETMAXREG")
         + (() if direct else ("UTMASTG", "STSM")),
-        shared_bytes=stages * ((128 + columns) * LINE + 2 * BARRIER)
-        + (0 if direct else CONSUMER_WARPS * boxes * BOX_ROWS * LINE),
+        shared_bytes=stages * stage + staging,
         stages=stages,
         boxes=boxes,
         accesses=() if direct else (STAGE_OUTPUT,),
