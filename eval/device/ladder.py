@@ -198,7 +198,7 @@ def _time_group(
         out.view(torch.uint8).fill_(0xFF)
         calls[rung.name] = bind(rung, rung.prepare(own), out)
         calls[rung.name]()
-        errors[rung.name] = normwise_error(out, rung.truth(own))
+        errors[rung.name] = normwise_error(rung.value(out), rung.truth(own))
     times = interleaved(calls)
     by_name = {rung.name: rung for rung in group}
     work = {name: by_name.get(name, first).work(*sizes) for name in calls} | {COPY: 2.0 * drawn[0].nbytes}

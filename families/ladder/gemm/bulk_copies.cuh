@@ -43,12 +43,6 @@ __device__ __forceinline__ void copy_box(u32 to, const TensorMap& map, int depth
       : "memory");
 }
 
-// Bring a box to the L2.
-__device__ __forceinline__ void fetch_box(const TensorMap& map, int column, int row) {
-  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(&map), "r"(column), "r"(row)
-               : "memory");
-}
-
 // A place in the ring of STAGES tiles, and the parity of its phase.
 struct Place {
   u32 slot, parity;

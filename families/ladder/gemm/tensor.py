@@ -25,7 +25,7 @@ SHARED_BYTES = 227 << 10  # of a block, compute capability 9.0
 # The boxes that a warp stages, by the columns of a tile and whether warpgroups take turns. In turns, a box that waits
 # for the copy engine waits behind the other warpgroup's operands, so that all or half of a tile is staged.
 BOXES = {(256, False): 2, (192, False): 1, (128, False): 2, (192, True): 3, (128, True): 4}
-ACTIVATIONS = ("none", "relu", "gelu", "gelu tanh")
+ACTIVATIONS = ("none", "relu", "gelu", "gelu tanh", "gelu pairs")
 
 
 def swizzled(row: int, chunk: int) -> int:
@@ -109,10 +109,14 @@ class RingRung(TensorRung):
 class PersistentRung(TensorRung):
     """A product by persistent blocks, with what is done to it before it is stored.
 
-    Inputs behind A and W, each only where it is asked for, in float32: `bias` [N]; with `norm`, which stands for a
-    LayerNorm of the rows of A, moments [moment_tiles, M, 2] (sum and sum of squares of parts of a row of A) and column
-    sums of W [N]; with `residual` [M, N]; with `row_sums` [tiles of columns, M, 2], which the launch writes: the
-    moments of the output's rows; for float8, the scales of the rows of A [M] and of W [N].
+    Inputs behind A and W, each only where it is asked for, in float32 unless said otherwise: `bias` [N]; with `norm`,
+    which stands for a LayerNorm of the rows of A, moments [moment_tiles, M, 2] (sum and sum of squares of parts of a
+    row of A) and column sums of W [N]; with `norm` or `residual`, inverses [M]; with `residual` a stream [2, M, N] in
+    float16; with `row_sums` [tiles of columns, M, 2], which the launch writes: the moments of the output's rows; for
+    float8, the scales of the rows of A [M] and of W [N].
+
+    A stream is x times its row's inverse, a power of two: the float16 nearest to it, and the float16 nearest to what is
+    left, which together have 22 bits. With `residual` the output is such a stream of the same inverses.
     """
 
     cluster: int = 2
@@ -122,6 +126,7 @@ class PersistentRung(TensorRung):
     activation: str = "none"
     norm: bool = False
     moment_tiles: int = 1
+    epsilon: float = EPSILON
     residual: bool = False
     row_sums: bool = False
 
@@ -137,18 +142,25 @@ class PersistentRung(TensorRung):
 
     def input_shapes(self, m: int, n: int, k: int) -> list[tuple[int, ...]]:
         shapes = [
-            *((m, k), (n, k), (n,), (self.moment_tiles, m, 2), (n,), (m, n)),
+            *((m, k), (n, k), (n,), (self.moment_tiles, m, 2), (n,), (m,), (2, m, n)),
             *((-(-n // self.tile[1]), m, 2), (m,), (n,)),
         ]
         return [shape for shape, given in zip(shapes, self._given(), strict=True) if given]
 
     def input_types(self) -> Iterable[str]:
-        return [self.operand] * 2 + ["float32"] * (sum(self._given()) - 2)
+        types = [self.operand] * 2 + ["float32"] * 4 + [self.result] + ["float32"] * 3
+        return [name for name, given in zip(types, self._given(), strict=True) if given]
+
+    def output_shape(self, m: int, n: int, k: int) -> tuple[int, ...]:
+        return (2, m, n) if self.residual else (m, n)
+
+    def value(self, out: Tensor) -> Tensor:
+        return out.double().sum(0) if self.residual else out
 
     def _given(self) -> tuple[bool, ...]:
-        """Return which inputs there are: A, W, bias, moments, column sums, residual, row sums, scales of both."""
-        scales = self.scales
-        return True, True, self.bias, self.norm, self.norm, self.residual, self.row_sums, scales, scales
+        """Return which inputs there are: all that the class names, in their order."""
+        norm, residual, scales = self.norm, self.residual, self.scales
+        return True, True, self.bias, norm, norm, norm or residual, residual, self.row_sums, scales, scales
 
     def draw(self, device: device, m: int, n: int, k: int) -> list[Tensor]:
         """Return A, W and, where asked for, the bias and the residual."""
@@ -167,7 +179,11 @@ class PersistentRung(TensorRung):
         if self.norm:
             wide = a.float()
             given += [torch.stack([wide.sum(1), wide.square().sum(1)], 1)[None], w.float().sum(1)]
-        given += drawn[2 + self.bias :]
+        if self.norm or self.residual:
+            given.append(drawn[0].new_ones(a.shape[0]))
+        if self.residual:
+            high = drawn[-1].half()
+            given.append(torch.stack([high, (drawn[-1] - high.float()).half()]))
         if self.row_sums:
             given.append(drawn[0].new_zeros(-(-w.shape[0] // self.tile[1]), a.shape[0], 2))
         return given + scales
@@ -190,6 +206,8 @@ class PersistentRung(TensorRung):
     def refuse(self, m: int, n: int, k: int) -> str | None:
         if self.norm and self.scales:
             return "a norm is not folded into operands with scales"
+        if self.residual and self.operand != "float16":
+            return "a stream is of float16, as its operands must be"
         return super().refuse(m, n, k)
 
     def arguments(self, inputs: Sequence[Tensor], out: Tensor, *scratch: Tensor) -> tuple[Any, ...]:
@@ -197,16 +215,17 @@ class PersistentRung(TensorRung):
 
         rows, columns, _ = self.tile
         maps = [encode_map(inputs[0], rows), encode_map(inputs[1], columns // self.cluster)]
-        direct = self.result == "float32"  # the copy engine stores outputs of 16 bits
-        maps.append(maps[0] if direct else encode_map(out, BOX_ROWS))
-        # The residual's boxes are fetched; without a residual the kernel does not read its map.
-        maps.append(encode_map(inputs[2 + self.bias + 2 * self.norm], rows) if self.residual else maps[0])
         left = iter(inputs[2:])
-        bias, moments, column_sums, residual, sums, *scales = (
-            next(left).data_ptr() if given else 0 for given in self._given()[2:]
-        )
-        addresses = (bias, column_sums, moments, residual, out.data_ptr() if direct else 0, sums, *scales)
-        return (*maps, struct.pack("<8Qif", *addresses, self.moment_tiles, EPSILON), *self.sizes(inputs))
+        given = [next(left) if there else None for there in self._given()[2:]]
+        bias, moments, column_sums, inverses, residual, sums, *scales = given
+        direct = self.result == "float32"  # the copy engine stores outputs of 16 bits
+        # What the copy engine stores, and what it reads beside the operands. The kernel does not read an unused map.
+        boxes: list[Tensor] = [] if direct else [out] if residual is None else [*out, *residual]
+        maps += [encode_map(matrix, BOX_ROWS) for matrix in boxes]
+        maps += maps[:1] * (6 - len(maps))
+        pointers = (bias, column_sums, moments, inverses, out if direct else None, sums, *scales)
+        addresses = (0 if tensor is None else tensor.data_ptr() for tensor in pointers)
+        return (*maps, struct.pack("<8Qif", *addresses, self.moment_tiles, self.epsilon), *self.sizes(inputs))
 
     def defines(self) -> dict[str, int | str]:
         return {
@@ -222,13 +241,14 @@ def persistent(
 ) -> PersistentRung:
     """Return a persistent rung whose tiles have so many columns: as many tiles in its ring as shared memory holds.
 
-    The output is float32 where there is a residual, else of the operands' own kind.
+    A stream takes twice the places of an output, and a barrier each.
     """
     kind = OPERANDS[operand]
-    result = "float32" if more.get("residual") else kind.result
-    direct = result == "float32"
-    boxes = BOXES[columns, more.get("pingpong", False)]
-    staging = 0 if direct else CONSUMER_WARPS * boxes * BOX_ROWS * LINE
+    direct = kind.result == "float32"
+    residual = more.get("residual", False)
+    boxes = 3 if residual and columns < 256 else BOXES[columns, more.get("pingpong", False)]
+    place = BOX_ROWS * LINE * (1 + residual) + BARRIER * residual
+    staging = 0 if direct else CONSUMER_WARPS * boxes * place
     stage = (128 + columns) * LINE + 2 * BARRIER
     stages = (SHARED_BYTES - staging) // stage
     return PersistentRung(
@@ -249,7 +269,7 @@ def persistent(
         boxes=boxes,
         accesses=() if direct else (STAGE_OUTPUT,),
         operand=operand,
-        result=result,
+        result=kind.result,
         mode=kind.mode,
         bound=kind.bound,
         multiples=(1, 8, 16 // kind.size),
