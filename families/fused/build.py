@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rooflane.families.fused import ACTIVATIONS
+from rooflane.families.fused.attention import bind_attention, plan_attention
 from rooflane.families.fused.ends_kernel import finish_kernel, split_kernel
 from rooflane.families.fused.products import HIDDEN, QKV, RESIDUAL, moment_tiles
 from rooflane.families.ladder.launch import bind
@@ -113,7 +114,10 @@ class Memory:
         # Of the rows of the input, and of the stream behind a sum.
         self.input_moments = torch.zeros(1, tokens, 2, device=device)
         self.moments = torch.zeros(moment_tiles(width), tokens, 2, device=device)
-        self.mask = torch.ones(shape.batch_size, shape.seq_len, dtype=torch.bool, device=device) if has_mask else None
+        self.mask = self.extent = None
+        if has_mask:
+            self.mask = torch.ones(shape.batch_size, shape.seq_len, dtype=torch.bool, device=device)
+            self.extent = torch.zeros(shape.batch_size, dtype=torch.int32, device=device)
 
     def normed(
         self, rung: PersistentRung, weights: dict[str, Tensor], name: str, place: int, moments: Tensor, out: Tensor,
@@ -147,19 +151,31 @@ def bind_layers(
             memory.summed(weights, f"{layer}.ffn_out", memory.hidden, 1),
         )
         layers.append((project, behind))
-    qkv, context = (part.view(shape.batch_size, shape.seq_len, -1) for part in (memory.qkv, memory.context))
+    qkv = memory.qkv.view(shape.batch_size, shape.seq_len, -1)
+    attend = bind_heads(memory, qkv, shape)
 
     def launch() -> None:
-        extent = None if memory.mask is None else mask_extent(memory.mask)
+        if memory.mask is not None:
+            mask_extent(memory.mask, memory.extent)
         for project, behind in layers:
             project()
             if rotary is not None:
                 rotate(qkv, *rotary)
-            attention(qkv, memory.mask, extent, shape.num_heads, shape.causal, out=context)
+            attend()
             for step in behind:
                 step()
 
     return launch
+
+
+def bind_heads(memory: Memory, qkv: Tensor, shape: Shape) -> Step:
+    """Return a launch of attention: by our kernel for the head widths that it has, else by the lean one."""
+    heads, (mask, extent) = shape.num_heads, (memory.mask, memory.extent)
+    context = memory.context.view(shape.batch_size, shape.seq_len, -1)
+    plan = plan_attention(context.shape[-1] // heads, heads, shape.causal)
+    if plan is not None:
+        return bind_attention(plan, qkv, mask, extent, context)
+    return lambda: attention(qkv, mask, extent, heads, shape.causal, out=context)
 
 
 def bind_ends(

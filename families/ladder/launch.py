@@ -30,21 +30,35 @@ def bind(rung: Rung, inputs: Sequence[Tensor], out: Tensor) -> Callable[[], None
     if reason := refuse_tensors(rung, inputs, out):
         raise RungError(f"rung {rung.name} of the {rung.LADDER} ladder: {reason}; give tensors that it takes")
     device = out.device
-    function = _load(rung.source(), rung.kernel, rung.shared_bytes, device.index or 0)
     units = torch.cuda.get_device_properties(device).multi_processor_count
     of_call = rung.sizes(inputs)
     words = rung.scratch_words(units, *of_call)
     scratch = [torch.zeros(words, dtype=torch.int32, device=device)] if words else []
-    values = [_parameter(value) for value in rung.arguments(inputs, out, *scratch)]
+    return bind_kernel(
+        rung.source(), rung.kernel, rung.grid(units, *of_call), rung.threads, rung.shared_bytes,
+        rung.arguments(inputs, out, *scratch), device, (scratch, inputs, out),
+    )  # fmt: skip
+
+
+def bind_kernel(
+    source: str, kernel: str, grid: int, threads: int, shared_bytes: int, arguments: Sequence[Any],
+    device: torch.device, held: object,
+) -> Callable[[], None]:  # fmt: skip
+    """Return a function that launches a kernel of a source on the current stream of a device.
+
+    `arguments` are tensors, None for no tensor, 32-bit ints and floats, or bytes that are passed as they are. `held`
+    is kept alive: what the arguments lead to.
+    """
+    function = _load(source, kernel, shared_bytes, device.index or 0)
+    values = [_parameter(value) for value in arguments]
     pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-    sizes = (rung.grid(units, *of_call), 1, 1, rung.threads, 1, 1, rung.shared_bytes)
+    sizes = (grid, 1, 1, threads, 1, 1, shared_bytes)
     entry = _entry()
 
-    # `held` keeps alive what the pointers lead to.
-    def launch(held: Any = (values, scratch, inputs, out)) -> None:
+    def launch(held: object = (values, held)) -> None:
         status = entry(function, *sizes, torch.cuda.current_stream(device).cuda_stream, pointers, None)
         if status:
-            raise RuntimeError(f"the driver refused to launch rung {rung.name} with status {status}")
+            raise RuntimeError(f"the driver refused to launch {kernel} with status {status}")
 
     return launch
 
@@ -96,10 +110,10 @@ def _entry() -> Callable[..., int]:
     return ctypes.CFUNCTYPE(ctypes.c_int, *types)(("cuLaunchKernel", ctypes.CDLL("libcuda.so.1")))
 
 
-def _parameter(value: Tensor | int | float | bytes) -> Any:
+def _parameter(value: Tensor | int | float | bytes | None) -> Any:
     """Return a kernel parameter in memory: a tensor's address, 32 bits of an int or float, or bytes as they are."""
-    if isinstance(value, Tensor):
-        return ctypes.c_uint64(value.data_ptr())
+    if value is None or isinstance(value, Tensor):
+        return ctypes.c_uint64(0 if value is None else value.data_ptr())
     if not isinstance(value, bytes):
         value = struct.pack("<f" if isinstance(value, float) else "<i", value)
     return ctypes.create_string_buffer(value, len(value))

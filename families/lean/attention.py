@@ -20,13 +20,13 @@ def shared_memory_bytes(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
 
 
-def mask_extent(mask: Tensor) -> Tensor:
+def mask_extent(mask: Tensor, out: Tensor | None = None) -> Tensor:
     """Return int32 `[B]` for a mask `[B, S]`: the valid extent of each sequence, negative when it has holes.
 
-    Nothing is read back from the device, so a graph may capture it.
+    Nothing is read back from the device, so a graph may capture it. The extents are written to `out` where it is given.
     """
     batch, length = mask.shape
-    extent = torch.empty(batch, dtype=torch.int32, device=mask.device)
+    extent = torch.empty(batch, dtype=torch.int32, device=mask.device) if out is None else out
     block = min(1024, max(16, triton.next_power_of_2(length)))
     mask_extent_kernel[(batch,)](mask, extent, length, BLOCK=block, num_warps=1)
     return extent
