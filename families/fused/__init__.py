@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from rooflane.families.fused.cost import fused_peak_bytes, fused_predict_s
@@ -64,7 +65,17 @@ class Fused(FamilySpec):
         return (rung.case() for rung in PRODUCTS)
 
     def build(self, model: nn.Module, shape: Shape, device: device) -> Forward:
-        """Return the built forward; its kernels are compiled at the first call."""
+        """Return the built forward; its kernels are compiled at the first call.
+
+        Where NVRTC cannot be used, a warning says so and the lean forward of `gemm_fp16` takes the calls.
+        """
+        from rooflane.families.runtime.host import missing_compiler
+
+        if missing := missing_compiler():
+            from rooflane.families.lean.build import build_lean
+
+            warnings.warn(f"fused needs NVRTC ({missing}); the slower lean forward takes its place", stacklevel=2)
+            return build_lean(model, shape, device, None, captured=True)
         from rooflane.families.fused.build import build_fused
 
         return build_fused(model, shape, device)

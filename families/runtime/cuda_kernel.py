@@ -46,7 +46,11 @@ def compile_cubin(source: str, architecture: str) -> bytes:
 
 def compiler_report(source: str, architecture: str) -> str:
     """Return what the assembler says of a translation unit's registers, spills and static shared memory."""
-    return _compile(source, architecture, "--ptxas-options=-v")[1]
+    from cuda.bindings import nvrtc
+
+    # From 12.9 on NVRTC keeps what it compiled where there is a driver, and gives no report of what it finds there.
+    fresh = ["--no-cache"] if _checked(nvrtc.nvrtcVersion(), "ask NVRTC for its version") >= (12, 9) else []
+    return _compile(source, architecture, "--ptxas-options=-v", *fresh)[1]
 
 
 def _compile(source: str, architecture: str, *more: str) -> tuple[bytes, str]:

@@ -150,10 +150,10 @@ def test_mismatch_says_what_was_found_and_wanted():
 
 
 def test_shipped_table_is_clean(fake_families):
-    settings = {name: {} for name in ("chunked", "gemm_fp16", "graph_compile", "resident", "sdpa_flash")}
+    settings = {name: {} for name in ("chunked", "fused", "gemm_fp16", "graph_compile", "resident", "sdpa_flash")}
     fake_families(**settings)
     table = load_rules()
-    families = ["resident", "chunked", "gemm_fp16", "graph_compile", "sdpa_flash", "sdpa_flash"]
+    families = ["resident", "chunked", "fused", "gemm_fp16", "graph_compile", "sdpa_flash", "sdpa_flash"]
     assert [rule.family for rule in table.rules] == families
     assert lint(table) == []
     assert table.rules[-1].when == {}
