@@ -11,6 +11,7 @@ import typer
 from rooflane.dispatch import Profile, keep_profile
 from rooflane.dispatch.device import device_at_hand
 from rooflane.dispatch.units import duration
+from rooflane.eval.commands.ladder import gpu_obstacle
 from rooflane.eval.commands.output import (
     AsJson,
     ProfileName,
@@ -22,8 +23,9 @@ from rooflane.eval.commands.output import (
     report_kept_profile,
     say,
 )
-from rooflane.eval.exit_codes import EvaluationError
-from rooflane.eval.report.table import Table, print_table, print_text
+from rooflane.eval.exit_codes import EvaluationError, ExitCode
+from rooflane.eval.report.table import NONE, Table, number, print_table, print_text
+from rooflane.families.ladder.hierarchy.probes import CLOCK, PROBES
 
 if TYPE_CHECKING:
     from rooflane.eval.device.doctor import Finding
@@ -42,6 +44,9 @@ def probe_command(
     ] = False,
     save: Annotated[Path | None, typer.Option(metavar="FILE.toml", help="Write the profile, for --profile.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Let --save replace a file.")] = False,
+    hierarchy: Annotated[
+        bool, typer.Option("--hierarchy", help="Measure caches, barriers and instructions too, on an H100 or H200.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure this device (seconds) and state its limits as a profile."""
@@ -54,6 +59,18 @@ def probe_command(
     screen = console(stderr=True)
     with screen.status(f"measuring the {kind} device"):
         profile = measure_profile(kind, name)
+    faults: list[str] = []
+    if hierarchy:
+        from rooflane.eval.device.hierarchy import examine_runs, measure_hierarchy
+
+        obstacle = gpu_obstacle() if kind == "cuda" else f"the device is the {kind}"
+        with screen.status("probing the hierarchy"):
+            if obstacle:
+                faults, note = examine_runs()
+                code = note or "; ".join(faults) or "their machine code has the expected instructions"
+                screen.print(f"the hierarchy's kernels are compiled for sm_90a, not measured: {obstacle}; {code}")
+            else:
+                profile = measure_hierarchy(profile)
     if save:
         profile.save(save)
         screen.print(f"profile written to {save}; use it with --profile {save}")
@@ -64,6 +81,10 @@ def probe_command(
         print_json(profile.model_dump(mode="json"))
     else:
         _print_profile(profile)
+        if hierarchy:
+            _print_hierarchy(profile)
+    if faults:
+        raise typer.Exit(ExitCode.INCORRECT)
 
 
 def _print_profile(profile: Profile) -> None:
@@ -76,6 +97,19 @@ def _print_profile(profile: Profile) -> None:
     widest = max(fields.values(), key=len)
     for (mark, source), named in sorted(fields.items(), key=lambda item: item[1] is widest):
         say(f"{mark}, {'all others' if named is widest else ', '.join(named)}: {source}")
+
+
+def _print_hierarchy(profile: Profile) -> None:
+    from rooflane.eval.device.hierarchy import in_time
+
+    rows = []
+    for probe in PROBES:
+        found = profile.hierarchy.get(probe.name)
+        measured = f"{number(found.value)} {found.unit}" if found else "not measured"
+        timed = in_time(found.value, found.unit, profile.units, profile.hierarchy[CLOCK].value) if found else NONE
+        rows.append((probe.name, f"{number(probe.predicted)} {probe.unit}", measured, timed or NONE, probe.reason))
+    columns = ("figure", "predicted for an H200", "measured", "on the device", "how")
+    print_table(Table(f"The hierarchy of {profile.title}", columns, rows, 1, prose=True), console())
 
 
 def profile_command(

@@ -30,21 +30,36 @@ def bind(rung: Rung, inputs: Sequence[Tensor], out: Tensor) -> Callable[[], None
     if reason := refuse_tensors(rung, inputs, out):
         raise RungError(f"rung {rung.name} of the {rung.LADDER} ladder: {reason}; give tensors that it takes")
     device = out.device
-    function = _load(rung.source(), rung.kernel, rung.shared_bytes, device.index or 0)
     units = torch.cuda.get_device_properties(device).multi_processor_count
     of_call = rung.sizes(inputs)
     words = rung.scratch_words(units, *of_call)
     scratch = [torch.zeros(words, dtype=torch.int32, device=device)] if words else []
-    values = [_parameter(value) for value in rung.arguments(inputs, out, *scratch)]
+    values = rung.arguments(inputs, out, *scratch)
+    sizes = (rung.grid(units, *of_call), rung.threads, rung.shared_bytes)
+    name = f"rung {rung.name}"
+    return bind_kernel(name, rung.source(), rung.kernel, *sizes, values, device, held=(scratch, inputs, out))
+
+
+def bind_kernel(
+    name: str, source: str, kernel: str, blocks: int, threads: int, shared_bytes: int, arguments: Sequence[Any],
+    device: torch.device, held: Any = (),
+) -> Callable[[], None]:  # fmt: skip
+    """Return a function that launches a kernel of a translation unit on the current stream; `name` is for messages.
+
+    `arguments` are tensors, which stand for their addresses, 32-bit ints and floats, or bytes that are passed as they
+    are. They and `held` live as long as the function. Raises `RuntimeError` as `bind` does.
+    """
+    function = _load(source, kernel, shared_bytes, device.index or 0)
+    values = [_parameter(value) for value in arguments]
     pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-    sizes = (rung.grid(units, *of_call), 1, 1, rung.threads, 1, 1, rung.shared_bytes)
+    sizes = (blocks, 1, 1, threads, 1, 1, shared_bytes)
     entry = _entry()
 
-    # `held` keeps alive what the pointers lead to.
-    def launch(held: Any = (values, scratch, inputs, out)) -> None:
+    # The defaults keep alive what the pointers lead to.
+    def launch(held: Any = (values, arguments, held)) -> None:
         status = entry(function, *sizes, torch.cuda.current_stream(device).cuda_stream, pointers, None)
         if status:
-            raise RuntimeError(f"the driver refused to launch rung {rung.name} with status {status}")
+            raise RuntimeError(f"the driver refused to launch {name} with status {status}")
 
     return launch
 
