@@ -24,7 +24,7 @@ from rooflane.eval.commands.output import (
     say,
 )
 from rooflane.eval.exit_codes import EvaluationError, ExitCode
-from rooflane.eval.report.table import NONE, Table, number, print_table, print_text
+from rooflane.eval.report.table import Table, number, print_table, print_text
 from rooflane.families.ladder.hierarchy.probes import CLOCK, PROBES
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def probe_command(
     if hierarchy:
         from rooflane.eval.device.hierarchy import examine_runs, measure_hierarchy
 
-        obstacle = gpu_obstacle() if kind == "cuda" else f"the device is the {kind}"
+        obstacle = gpu_obstacle() if kind == "cuda" else "the device is a CPU"
         with screen.status("probing the hierarchy"):
             if obstacle:
                 faults, note = examine_runs()
@@ -102,14 +102,18 @@ def _print_profile(profile: Profile) -> None:
 def _print_hierarchy(profile: Profile) -> None:
     from rooflane.eval.device.hierarchy import in_time
 
-    rows = []
+    found, rows = profile.hierarchy, []
     for probe in PROBES:
-        found = profile.hierarchy.get(probe.name)
-        measured = f"{number(found.value)} {found.unit}" if found else "not measured"
-        timed = in_time(found.value, found.unit, profile.units, profile.hierarchy[CLOCK].value) if found else NONE
-        rows.append((probe.name, f"{number(probe.predicted)} {probe.unit}", measured, timed or NONE, probe.reason))
-    columns = ("figure", "predicted for an H200", "measured", "on the device", "how")
-    print_table(Table(f"The hierarchy of {profile.title}", columns, rows, 1, prose=True), console())
+        row = (probe.name, probe.reason, f"{number(probe.predicted)} {probe.unit}")
+        if found:
+            figure = found[probe.name]
+            timed = in_time(figure.value, figure.unit, profile.units, found[CLOCK].value)
+            row += (f"{number(figure.value)} {figure.unit}", timed)
+        rows.append(row)
+    columns = ("figure", "how", "predicted", "measured", "on the device")[: len(rows[0])]
+    title = f"The hierarchy of {profile.title}" if found else "The hierarchy, as predicted for an H200"
+    note = "rates count the bytes asked for; reported: published for an H100"
+    print_table(Table(title, columns, rows, 2, note, optional=("how",)), console())
 
 
 def profile_command(

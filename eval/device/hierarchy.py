@@ -19,6 +19,7 @@ from rooflane.dispatch import Profile
 from rooflane.dispatch.profile import Figure
 from rooflane.eval.device.ladder import FORBIDDEN
 from rooflane.eval.device.probe import rounded
+from rooflane.eval.report.table import NONE, number
 from rooflane.families.ladder.hierarchy.probes import CYCLES, L1, PROBES, Order, Probe, Run
 from rooflane.families.resources.kernel_case import SM90
 from rooflane.families.resources.machine_code import instructions
@@ -85,7 +86,7 @@ def two_modes(samples: Sequence[int]) -> tuple[float, float]:
 
 
 def in_time(value: float, unit: str, units: int, gigahertz: float) -> str:
-    """Return a figure of a clock as that of the device at a clock: nanoseconds, or of all multiprocessors a second."""
+    """Return a figure of a clock as text in nanoseconds, or as the rate of all multiprocessors; others have none."""
     each = units * gigahertz
     amount, name = {
         CYCLES: (value / gigahertz, "ns"),
@@ -93,7 +94,7 @@ def in_time(value: float, unit: str, units: int, gigahertz: float) -> str:
         "op/clk/SM": (value * each, "Gop/s"),
         "FLOP/clk/SM": (value * each / 1e3, "TFLOP/s"),
     }.get(unit, (0.0, ""))
-    return f"{amount:.3g} {name}" if name else ""
+    return f"{number(amount)} {name}" if name else NONE
 
 
 def successors(count: int, shuffled: bool, device: Any = "cpu") -> torch.Tensor:

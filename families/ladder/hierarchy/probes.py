@@ -1,6 +1,7 @@
 """What each figure of `rooflane probe --hierarchy` is: its kernel, its unit, and its value predicted for an H200.
 
-Predictions marked "reported" are for an H100, whose multiprocessor is the same. No torch.
+Predictions marked "reported" were published for an H100, whose multiprocessor is the same; "a guess" has no source. No
+torch.
 """
 
 from __future__ import annotations
@@ -165,16 +166,16 @@ SIGNAL = _barrier("signal", "SYNCS", 1, 2, steps=2)
 CLOCK = "SM clock"
 CYCLES, BYTES, RESULTS, FLOPS = "cycles", "B/clk/SM", "op/clk/SM", "FLOP/clk/SM"
 CHASED, RATED = "shared_chase", "shared_rate"
-DEPENDENT = "a chain of dependent steps in one warp"
+DEPENDENT = "dependent steps of one warp"
 ISSUED = "32 warps of four chains"
 SHUFFLED = "dependent loads of shuffled lines"
-NARROW = "the slower of 4,096 FLOPs a clock and of reading both operands from shared memory once"
+NARROW = "the slower of the cores and of reading both operands"
 
 PROBES = (
     Probe(CLOCK, "GHz", 1.98, "the highest clock of an H200", LARGE),
     Probe("multiply-add latency", CYCLES, 4, f"{DEPENDENT}; reported", _issue("multiply_add", "FFMA")),
     Probe("multiply-add rate", RESULTS, 126, f"{ISSUED}; 128 less the loop's own", _issue("multiply_add", "FFMA", 64)),
-    Probe("exp2 latency", CYCLES, 18, f"{DEPENDENT}; a guess from older chips", _issue("exp2_unit", "MUFU.EX2")),
+    Probe("exp2 latency", CYCLES, 18, f"{DEPENDENT}; a guess", _issue("exp2_unit", "MUFU.EX2")),
     Probe("exp2 rate", RESULTS, 16, f"{ISSUED}; programming guide", _issue("exp2_unit", "MUFU.EX2", 64)),
     Probe(
         "exp2 by polynomial rate", RESULTS, 18, f"{ISSUED}; 7 instructions of 128 a clock",
@@ -200,7 +201,7 @@ PROBES = (
     Probe("L2 latency, 4 MiB", CYCLES, 270, f"{SHUFFLED}; 263 reported", SMALL),
     Probe("L2 latency, 4 MiB, near", CYCLES, 230, "loads timed one by one, the lower mode", SMALL, "near"),
     Probe("L2 latency, 4 MiB, far", CYCLES, 290, "the upper mode; near if that half keeps copies", SMALL, "far"),
-    Probe("L2 latency, 40 MiB", CYCLES, 330, f"{SHUFFLED}; more than one half holds", LARGE),
+    Probe("L2 latency, 40 MiB", CYCLES, 330, "more than one half of the L2 holds", LARGE),
     Probe("L2 latency, 40 MiB, near", CYCLES, 260, "the lower mode; reported", LARGE, "near"),
     Probe("L2 latency, 40 MiB, far", CYCLES, 440, "the upper mode; 414 to 470 reported", LARGE, "far"),
     Probe("L2 read, 16 MiB", "TB/s", 7.0, "all SMs, in order; 38 B/clk/SM reported at best", _stream(
@@ -209,14 +210,14 @@ PROBES = (
         16 * MIB, 32, 32, True, repeats=32)),
     Probe("memory latency, every 32 bytes in turn", CYCLES, 450, "every other load hits a fetch of 64 bytes", _chase(
         Order(GIB, 32))),
-    Probe("memory latency, every line in turn", CYCLES, 650, "reported 480 to 800 for an H100", _chase(Order(GIB))),
+    Probe("memory latency, every line in turn", CYCLES, 650, "480 to 800 reported", _chase(Order(GIB))),
     Probe("memory latency, lines of 1 GiB shuffled", CYCLES, 850, "a new DRAM row and a new page each", _chase(
         Order(GIB, LINE, True))),
     Probe("memory latency, every 2 MiB in turn", CYCLES, 900, "a new page each", _chase(Order(GIB, 2 * MIB))),
     Probe("memory read, in order", "TB/s", 4.3, "1 GiB; a copy moves 4.25", _stream(GIB, LINE, LINE)),
     Probe("memory read, lines scattered", "TB/s", 3.5, "1 GiB; more DRAM rows are opened", _stream(
         GIB, LINE, LINE, True)),
-    Probe("memory read, 32-byte bursts scattered", "TB/s", 2.0, "1 GiB; memory is fetched 64 bytes at a time", _stream(
+    Probe("memory read, 32-byte bursts scattered", "TB/s", 2.0, "1 GiB; memory is fetched by 64 bytes", _stream(
         GIB, 32, 32, True)),
     Probe("memory read, 32 bytes of each line", "TB/s", 2.1, "64 bytes fetched for 32", _stream(GIB, 32, LINE)),
     Probe("block barrier, 128 threads", CYCLES, 20, "a guess", _barrier("block_barrier", "BAR.SYNC", 128, 1)),
@@ -224,14 +225,14 @@ PROBES = (
         "block_barrier", "BAR.SYNC", 1024, 1)),
     Probe("cluster barrier, 2 blocks", CYCLES, 850, "orders memory; 851 reported", _barrier(
         "cluster_barrier", "UCGABAR_WAIT", 256, 2)),
-    Probe("cluster barrier, 8 blocks", CYCLES, 900, "as 2 blocks: its memory barrier is most of it", _barrier(
+    Probe("cluster barrier, 8 blocks", CYCLES, 900, "as 2 blocks: most of it is the memory barrier", _barrier(
         "cluster_barrier", "UCGABAR_WAIT", 256, 8)),
     Probe("cluster barrier, 2 blocks, relaxed", CYCLES, 200, "one trip between the blocks", _barrier(
         "relaxed_cluster_barrier", "UCGABAR_WAIT", 256, 2)),
     Probe("cluster barrier, 8 blocks, relaxed", CYCLES, 220, "one trip between the blocks", _barrier(
         "relaxed_cluster_barrier", "UCGABAR_WAIT", 256, 8)),
     Probe("signal to a block of the cluster", CYCLES, 500, "a release, an arrival, a wait", SIGNAL),
-    Probe("grid barrier", "us", 1.5, "two trips to the L2, and a fence; 1.2 reported for an A100", _barrier(
+    Probe("grid barrier", "us", 1.5, "two trips to the L2 and a fence; an A100 takes 1.2", _barrier(
         "grid_barrier", "RED", 256, 0, 512)),
     Probe("kernel launch in a stream", "us", 2.1, "reported", None, profile="kernel_launch"),
     Probe("graph node", "us", 1.0, "measured before", None, profile="graph_node"),
