@@ -5,6 +5,7 @@
 #include "timed.cuh"
 
 constexpr int UNROLL = 8;
+constexpr int PLACE = 32 * 4 * WIDTH;  // bytes that a warp reads without conflicts
 
 __device__ __forceinline__ void sync_cluster() {
 #if CLUSTER > 1
@@ -77,14 +78,18 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(102
   u32 all = 0;
   begin(times);
 #pragma unroll 1
-  for (int i = 0; i < repeats; i++)
+  for (int i = 0; i < repeats; i++) {
+    // The place moves, or the compiler would read once and for all.
+    const u32 at = from + i % UNROLL * PLACE;
 #pragma unroll
     for (int j = 0; j < UNROLL; j++)
 #if STORE
-      store(from + j * 32 * 4 * WIDTH, i);
+      store(at + j * PLACE, i);
+  }
   sync_cluster();
 #else
-      all ^= load(from + j * 32 * 4 * WIDTH);
+      all ^= load(at + j * PLACE);
+  }
 #endif
   keep(times, all);
   end(times);
