@@ -192,7 +192,8 @@ PROBES = (
     Probe("shared read, 16 bytes a lane", BYTES, 128, "32 banks of 4 bytes", _shared(RATED, "LDS.128", width=4)),
     Probe("shared read, 2-way conflict", BYTES, 64, "128 in two passes", _shared(RATED, "LDS", 2)),
     Probe("shared read, 32-way conflict", BYTES, 4, "128 in 32 passes", _shared(RATED, "LDS", 32)),
-    Probe("other block's shared latency", CYCLES, 200, "180 to 213 reported; two moves are in it", _shared(CHASED, "LD.E", cluster=2)),
+    Probe("other block's shared latency", CYCLES, 200, "two moves in it; 180 to 213 reported", _shared(
+        CHASED, "LD.E", cluster=2)),
     Probe("other block's shared read", BYTES, 20, "like L2 traffic; 5 reported", _shared(RATED, "LD.E", cluster=2)),
     Probe("other block's shared write", BYTES, 21, "reported", _shared(RATED, "ST.E", cluster=2, store=True)),
     Probe("L1 latency", CYCLES, 40, f"{SHUFFLED} of 32 KiB; reported", L1),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import subprocess
 
 import numpy as np
 import pytest
@@ -31,6 +33,7 @@ from rooflane.families.ladder.hierarchy.probes import CLOCK, GIB, L1, LINE, POLY
 from rooflane.families.ladder.hierarchy.probes import wgmma_rate as predicted_rate
 from rooflane.families.resources.machine_code import find_disassembler
 from rooflane.families.resources.resource_gate import nvrtc_version
+from rooflane.families.runtime.cuda_kernel import compile_cubin
 from rooflane.families.runtime.host import missing_compiler
 
 BY_NAME = {probe.name: probe for probe in PROBES}
@@ -193,6 +196,32 @@ def test_what_the_code_lacks_is_told():
 @pytest.mark.skipif(nvrtc_version() is None or find_disassembler() is None, reason="needs NVRTC and nvdisasm")
 def test_every_kernel_compiles_to_the_instructions_that_it_measures():
     assert examine_runs() == ([], "")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(nvrtc_version() is None or find_disassembler() is None, reason="needs NVRTC and nvdisasm")
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("multiply-add rate", 256), ("exp2 rate", 256), ("shared read", 8), ("shared read, 16 bytes a lane", 8),
+        ("other block's shared read", 8), ("other block's shared write", 8), ("L1 read", 8), ("L2 read, 16 MiB", 8),
+        ("L1 latency", 16), ("wgmma fp16, N = 8", 16), ("mma.sync fp16", 16),
+    ],
+)  # fmt: skip
+def test_what_is_timed_stays_in_its_loop(name: str, count: int, tmp_path):
+    """The compiler takes a read of one address out of a loop: the rate would then be that of an empty loop."""
+    run = BY_NAME[name].run
+    path = tmp_path / "kernel.cubin"
+    path.write_bytes(compile_cubin(run.source(), "sm_90a"))
+    listing = subprocess.run([find_disassembler(), "-c", path], capture_output=True, text=True, check=True).stdout
+    lines = listing.partition(f"\n.text.{run.kernel}:")[2].partition("\n.text.")[0].splitlines()
+    labels = {line.rstrip(":"): number for number, line in enumerate(lines) if line.startswith(".L_")}
+    loops = [
+        lines[labels[target[1]] : number]
+        for number, line in enumerate(lines)
+        if (target := re.search(r"BRA `\((\.L_\w+)\)", line)) and labels.get(target[1], number) < number
+    ]
+    assert count in [sum(f" {run.expected[0]}" in line for line in loop) for loop in loops]
 
 
 def test_without_nvrtc_the_reason_is_told(monkeypatch):
