@@ -126,7 +126,8 @@ def read(run: Run, device: torch.device) -> list[Reading]:
     data = lay_out(run.data, device) if chased else torch.empty(run.data, dtype=torch.uint8, device=device)
     times = torch.empty(4 * blocks + run.samples, dtype=torch.int64, device=device)
     arguments = (times, data, run.repeats, *run.arguments)
-    call = bind_kernel(run.kernel, run.source(), run.kernel, blocks, run.threads, run.shared_bytes, arguments, device)
+    launch = (run.source(), run.kernel, blocks, run.threads, run.shared_bytes)
+    call = bind_kernel(*launch, arguments, device, held=arguments)
     flush = torch.empty(FLUSH_BYTES if run.data_bytes > FLUSH_BYTES else 0, dtype=torch.uint8, device=device)
     found = []
     for _ in range(1 + READINGS):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import files
@@ -197,7 +198,7 @@ def _time_group(
         out.view(torch.uint8).fill_(0xFF)
         calls[rung.name] = bind(rung, rung.prepare(own), out)
         calls[rung.name]()
-        errors[rung.name] = normwise_error(out, rung.truth(own))
+        errors[rung.name] = normwise_error(rung.value(out), rung.truth(own))
     times = interleaved(calls)
     by_name = {rung.name: rung for rung in group}
     work = {name: by_name.get(name, first).work(*sizes) for name in calls} | {COPY: 2.0 * drawn[0].nbytes}
@@ -231,7 +232,11 @@ def compare_arms(
 
 
 def interleaved(calls: Mapping[str, Callable[[], Any]]) -> dict[str, list[list[int]]]:
-    """Return the nanoseconds of each arm's calls [round][call]; every second round goes through the arms backwards."""
+    """Return the nanoseconds of each arm's calls [round][call].
+
+    A pair of rounds goes through the arms in an order of its own, forwards and backwards: the clock that one arm leaves
+    at the power limit does not always meet the same next one.
+    """
     from rooflane.eval.worker.clock import estimate_ns, make_clock
 
     clock = make_clock("cuda")
@@ -240,11 +245,14 @@ def interleaved(calls: Mapping[str, Callable[[], Any]]) -> dict[str, list[list[i
         for name, call in calls.items()
     }
     times: dict[str, list[list[int]]] = {name: [] for name in calls}
-    order = list(calls)
-    for _ in range(ROUNDS):
+    order, draw = list(calls), random.Random(0)
+    for number in range(ROUNDS):
+        if number % 2:
+            order.reverse()
+        else:
+            draw.shuffle(order)
         for name in order:
             times[name].append(clock.spans(calls[name], [()] * counts[name], 0))
-        order.reverse()
     return times
 
 

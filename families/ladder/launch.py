@@ -34,32 +34,31 @@ def bind(rung: Rung, inputs: Sequence[Tensor], out: Tensor) -> Callable[[], None
     of_call = rung.sizes(inputs)
     words = rung.scratch_words(units, *of_call)
     scratch = [torch.zeros(words, dtype=torch.int32, device=device)] if words else []
-    values = rung.arguments(inputs, out, *scratch)
-    sizes = (rung.grid(units, *of_call), rung.threads, rung.shared_bytes)
-    name = f"rung {rung.name}"
-    return bind_kernel(name, rung.source(), rung.kernel, *sizes, values, device, held=(scratch, inputs, out))
+    return bind_kernel(
+        rung.source(), rung.kernel, rung.grid(units, *of_call), rung.threads, rung.shared_bytes,
+        rung.arguments(inputs, out, *scratch), device, (scratch, inputs, out),
+    )  # fmt: skip
 
 
 def bind_kernel(
-    name: str, source: str, kernel: str, blocks: int, threads: int, shared_bytes: int, arguments: Sequence[Any],
-    device: torch.device, held: Any = (),
+    source: str, kernel: str, grid: int, threads: int, shared_bytes: int, arguments: Sequence[Any],
+    device: torch.device, held: object,
 ) -> Callable[[], None]:  # fmt: skip
-    """Return a function that launches a kernel of a translation unit on the current stream; `name` is for messages.
+    """Return a function that launches a kernel of a source on the current stream of a device.
 
-    `arguments` are tensors, which stand for their addresses, 32-bit ints and floats, or bytes that are passed as they
-    are. They and `held` live as long as the function. Raises `RuntimeError` as `bind` does.
+    `arguments` are tensors, None for no tensor, 32-bit ints and floats, or bytes that are passed as they are. `held`
+    is kept alive: what the arguments lead to.
     """
     function = _load(source, kernel, shared_bytes, device.index or 0)
     values = [_parameter(value) for value in arguments]
     pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-    sizes = (blocks, 1, 1, threads, 1, 1, shared_bytes)
+    sizes = (grid, 1, 1, threads, 1, 1, shared_bytes)
     entry = _entry()
 
-    # The defaults keep alive what the pointers lead to.
-    def launch(held: Any = (values, arguments, held)) -> None:
+    def launch(held: object = (values, held)) -> None:
         status = entry(function, *sizes, torch.cuda.current_stream(device).cuda_stream, pointers, None)
         if status:
-            raise RuntimeError(f"the driver refused to launch {name} with status {status}")
+            raise RuntimeError(f"the driver refused to launch {kernel} with status {status}")
 
     return launch
 
@@ -111,10 +110,10 @@ def _entry() -> Callable[..., int]:
     return ctypes.CFUNCTYPE(ctypes.c_int, *types)(("cuLaunchKernel", ctypes.CDLL("libcuda.so.1")))
 
 
-def _parameter(value: Tensor | int | float | bytes) -> Any:
+def _parameter(value: Tensor | int | float | bytes | None) -> Any:
     """Return a kernel parameter in memory: a tensor's address, 32 bits of an int or float, or bytes as they are."""
-    if isinstance(value, Tensor):
-        return ctypes.c_uint64(value.data_ptr())
+    if value is None or isinstance(value, Tensor):
+        return ctypes.c_uint64(0 if value is None else value.data_ptr())
     if not isinstance(value, bytes):
         value = struct.pack("<f" if isinstance(value, float) else "<i", value)
     return ctypes.create_string_buffer(value, len(value))

@@ -97,6 +97,10 @@ class Rung(ABC):
     def truth(self, drawn: Sequence[Tensor]) -> Tensor:
         """Return the result of the drawn inputs in float64."""
 
+    def value(self, out: Tensor) -> Tensor:
+        """Return the result that an output stands for."""
+        return out
+
     @abstractmethod
     def work(self, *sizes: int) -> float:
         """Return the work of a launch: its FLOPs, or the bytes that it must move."""

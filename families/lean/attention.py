@@ -20,13 +20,13 @@ def shared_memory_bytes(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
 
 
-def mask_extent(mask: Tensor) -> Tensor:
+def mask_extent(mask: Tensor, out: Tensor | None = None) -> Tensor:
     """Return int32 `[B]` for a mask `[B, S]`: the valid extent of each sequence, negative when it has holes.
 
-    Nothing is read back from the device, so a graph may capture it.
+    Nothing is read back from the device, so a graph may capture it. The extents are written to `out` where it is given.
     """
     batch, length = mask.shape
-    extent = torch.empty(batch, dtype=torch.int32, device=mask.device)
+    extent = torch.empty(batch, dtype=torch.int32, device=mask.device) if out is None else out
     block = min(1024, max(16, triton.next_power_of_2(length)))
     mask_extent_kernel[(batch,)](mask, extent, length, BLOCK=block, num_warps=1)
     return extent
@@ -34,20 +34,21 @@ def mask_extent(mask: Tensor) -> Tensor:
 
 def attention(
     qkv: Tensor, mask: Tensor | None, extent: Tensor | None, num_heads: int, causal: bool,
-    bias: Tensor | None = None, config: AttentionConfig | None = None,
+    bias: Tensor | None = None, config: AttentionConfig | None = None, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Return the context `[B, S, H d]` of `qkv [B, S, 3 H d]` (contiguous, half precision; q, k, v side by side).
 
     `mask [B, S]` bool hides keys; `extent` is `mask_extent(mask)`. `bias` has 4 dimensions, any strides, and
     broadcasts to `[B, H, S, S]`: bool hides keys, floating is added to the scaled scores. Rows past a sequence's
-    extent and rows that see no key come back as 0.
+    extent and rows that see no key come back as 0. The context is written to `out` (contiguous) where it is given.
     """
     batch, length, packed = qkv.shape
     width = packed // 3
     head_dim = width // num_heads
     if not qkv.is_contiguous() or (mask is not None and not mask.is_contiguous()):
         raise ValueError("attention: qkv and mask must be contiguous")
-    out = torch.empty(batch, length, width, dtype=qkv.dtype, device=qkv.device)
+    if out is None:
+        out = torch.empty(batch, length, width, dtype=qkv.dtype, device=qkv.device)
     if out.numel() == 0:
         return out
     config = config or attention_config(head_dim, length, shared_memory_bytes(qkv.device), biased=bias is not None)

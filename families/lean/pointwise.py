@@ -57,7 +57,7 @@ def _add_norm_sizes(
     x: Tensor, update: Tensor | None, kept: Tensor | None, mask: Tensor | None, rms: bool, post_norm: bool
 ) -> tuple[int, int, dict[str, Any], int]:
     tokens = x.numel() // x.shape[-1]
-    grid, tiles, warps = _row_sizes(tokens, x.shape[-1])
+    grid, tiles, warps = row_sizes(tokens, x.shape[-1])
     constants = tiles | {
         "HAS_UPDATE": update is not None,
         "STORE_RESIDUAL": kept is not None and not post_norm,
@@ -68,7 +68,7 @@ def _add_norm_sizes(
     return grid, tokens, constants, warps
 
 
-def _row_sizes(tokens: int, width: int) -> tuple[int, dict[str, int], int]:
+def row_sizes(tokens: int, width: int) -> tuple[int, dict[str, int], int]:
     """Return the grid, the tile's constants and the warps of a kernel whose programs take whole rows."""
     block_w = triton.next_power_of_2(width)
     block_t = max(1, TILE_ELEMENTS // block_w)
@@ -89,6 +89,6 @@ def rotate(qkv: Tensor, cosine: Tensor, sine: Tensor) -> None:
     """Turn q and k of a contiguous `qkv [B, S, 3 H d]` in place by `cosine` and `sine`, float32 `[S, d / 2]`."""
     batch, length, packed = qkv.shape
     if qkv.numel():
-        grid, tiles, warps = _row_sizes(batch * length, packed // 3)
+        grid, tiles, warps = row_sizes(batch * length, packed // 3)
         half = cosine.shape[1]
         rotate_kernel[(grid,)](qkv, cosine, sine, batch * length, length, HALF=half, **tiles, num_warps=warps)

@@ -24,7 +24,7 @@ NO_SM90 = "needs compute capability 9.0 and the CUDA C++ compiler"
 # Shared memory that a program and its own arrays may take together.
 MOST_SHARED_BYTES = SM90.shared_bytes - PROGRAM_BYTES
 IO_KINDS = {"float32": 0, "float16": 1, "bfloat16": 2}
-INCLUDE = re.compile(r'#include "([\w.]+)"\s*')
+INCLUDE = re.compile(r'#include "([\w./]+)"\s*')
 
 
 @dataclass(frozen=True)
@@ -181,6 +181,7 @@ def translation_unit(
 ) -> str:
     """Return a kernel's file of a package with its sizes defined and our own files inlined.
 
+    An included file is one of the package, or `package/file` for another package of the families.
     NVRTC gets no include path, and the cache's key is a digest of this text. `#line` keeps a compiler's message at the
     file and line that it is about.
     """
@@ -192,12 +193,14 @@ def _inlined(name: str, seen: set[str], package: str) -> Iterator[str]:
     """Yield the lines of a file, each file it includes in the place of the first `#include` of it."""
     seen.add(name)
     yield f'#line 1 "{name}"\n'
-    text = (files(package) / name).read_text(encoding="utf-8")
+    *folders, file = name.split("/")
+    home = ".".join(["rooflane.families", *folders]) if folders else package
+    text = (files(home) / file).read_text(encoding="utf-8")
     for number, line in enumerate(text.splitlines(keepends=True), 1):
         include = INCLUDE.fullmatch(line)
         if include is None:
             yield line
             continue
         if include[1] not in seen:
-            yield from _inlined(include[1], seen, package)
+            yield from _inlined(include[1], seen, home)
         yield f'#line {number + 1} "{name}"\n'

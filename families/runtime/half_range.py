@@ -23,8 +23,11 @@ LARGEST = 65504.0 / 2
 LOSS = 2.0**-10
 
 
-def half_obstacle(model: nn.Module) -> str | None:
-    """Return why float16 operands cannot take a stack's weights, or None. Waits for the device once."""
+def half_obstacle(model: nn.Module, *, summed: bool = False) -> str | None:
+    """Return why float16 operands cannot take a stack's weights, or None. Waits for the device once.
+
+    `summed` says that float16 holds the sum of all updates too.
+    """
     form = getattr(model, "form", PUBLISHED)
     reach: dict[str, Tensor] = {}
     loss: dict[str, Tensor] = {}
@@ -64,6 +67,9 @@ def half_obstacle(model: nn.Module) -> str | None:
                 found[name] = weight.abs() @ found[source] + linear.bias.double().abs()
             loss[f"layers.{index}.{name}"] = _loss(weight, found.get(source, 1.0))
         reach |= {f"layers.{index}.{name}": bound.max() for name, bound in found.items()}
+    if summed:
+        updates = [bound for name, bound in reach.items() if name.endswith(("out_proj", "ffn_out"))]
+        reach["the sum of all updates"] = torch.stack(updates).sum()
     bounds, losses = torch.stack([*reach.values(), *loss.values()]).split([len(reach), len(loss)])
     for name, bound in zip(reach, bounds.tolist(), strict=True):
         if not bound <= LARGEST:

@@ -51,6 +51,36 @@ def stage_kernel(
         tl.store(to_mask_ptr + index, tl.load(mask_ptr + index, mask=index < tokens), mask=index < tokens)
 
 
+class CapturedGraph:
+    """Capture `body()` once; each `run` replays it. `result` is what the body returned during capture."""
+
+    def __init__(self, body: Callable[[], Any], device: torch.device) -> None:
+        """Warm `body` up on a side stream, then capture it."""
+        with torch.inference_mode(False), torch.no_grad():
+            self._body = body
+            here = torch.cuda.current_stream(device)
+            side = _side_stream(here.device)
+            side.wait_stream(here)
+            with torch.cuda.stream(side):
+                for _ in range(WARM_UP_CALLS):
+                    body()
+            here.wait_stream(side)
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                self.result = body()
+
+    def run(self) -> Any:
+        """Replay on the current stream and return `result`.
+
+        During the capture of another graph the body itself runs, and what it returns belongs to that graph.
+        """
+        if _capturing():
+            with torch.inference_mode(False), torch.no_grad():
+                return self._body()
+        self._graph.replay()
+        return self.result
+
+
 class StagedGraph:
     """Capture `body(x, mask)` once; each `run` copies a call's tensors to fixed memory and replays it.
 
@@ -63,20 +93,11 @@ class StagedGraph:
     ) -> None:
         """Warm `body` up on a side stream, then capture it for tensors like `x` and `mask`."""
         # The fixed memory must be ordinary: inference tensors cannot be written outside inference mode.
-        with torch.inference_mode(False), torch.no_grad():
-            self._body = body
+        with torch.inference_mode(False):
             self._x = torch.zeros(x.shape, dtype=x.dtype, device=device)
             self._mask = None if mask is None else torch.ones(mask.shape, dtype=torch.bool, device=device)
-            here = torch.cuda.current_stream(device)
-            side = _side_stream(here.device)
-            side.wait_stream(here)
-            with torch.cuda.stream(side):
-                for _ in range(WARM_UP_CALLS):
-                    body(self._x, self._mask)
-            here.wait_stream(side)
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
-                self.result = body(self._x, self._mask)
+        self._graph = CapturedGraph(lambda: body(self._x, self._mask), device)
+        self.result = self._graph.result
         sizes = (x.numel(), 0 if mask is None else mask.numel())
         self._stage = BoundKernel(
             stage_kernel,
@@ -91,15 +112,10 @@ class StagedGraph:
     def run(self, stream: int, x: Tensor, mask: Tensor | None) -> Any:
         """Stage `x` and `mask` (contiguous, 16-byte aligned) and replay, both on the current stream `stream`.
 
-        Returns `result`. During the capture of another graph the body itself runs on the fixed memory, as it did when
-        it was compiled, and what it returns belongs to that graph.
+        Returns what `CapturedGraph.run` returns; during another capture, that of the body on the fixed memory.
         """
         self._stage(stream, x.data_ptr(), None if mask is None else mask.data_ptr(), *self._fixed)
-        if _capturing():
-            with torch.inference_mode(False), torch.no_grad():
-                return self._body(self._x, self._mask)
-        self._graph.replay()
-        return self.result
+        return self._graph.run()
 
 
 @cache

@@ -18,7 +18,7 @@ from rooflane.shapes import Shape
 TOLERANCE = {("cpu", "float32"): 2e-5, ("cuda", "float32"): 8e-3}
 HALF_TOLERANCE = {"float16": 2e-2, "bfloat16": 2e-1}
 # Every family of this package: a new one is tested without an entry here.
-GPU_ONLY = {"resident"}
+GPU_ONLY = {"resident", "fused"}
 FAMILIES = [
     pytest.param(name, marks=[pytest.mark.slow] * spec.compiles + [pytest.mark.gpu] * (name in GPU_ONLY))
     for name, spec in load_families().items()

@@ -22,12 +22,13 @@
 static_assert(BM == 128 && THREADS == 384, "two warpgroups that multiply, and the producer's");
 constexpr int STAGE = (BM + BN) * LINE;
 constexpr int SHARE = BN / CLUSTER;            // rows of W that a block copies
-constexpr int PARTS = PINGPONG ? BM / 64 : 1;  // times 64 rows that a warpgroup takes
 constexpr int CONSUMERS = PINGPONG ? 4 : 8;    // warps that use a step
 
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, BLOCKS)
     gemm_persistent(const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_w,
-                    const __grid_constant__ TensorMap map_d, const Epilogue epilogue, int m, int n, int k) {
+                    const __grid_constant__ TensorMap map_d, const __grid_constant__ TensorMap map_low,
+                    const __grid_constant__ TensorMap map_residual, const __grid_constant__ TensorMap map_rest,
+                    const Epilogue epilogue, int m, int n, int k) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const u32 ring = shared_address(shared), staging = ring + STAGES * STAGE;
   const u32 full = staging + STAGING_BYTES, empty = full + STAGES * 8;
@@ -41,6 +42,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
       barrier_init(full + slot * 8, 1);
       barrier_init(empty + slot * 8, CONSUMERS * CLUSTER);
     }
+    for (int place = 0; place < RESIDUAL * 8 * BOXES; place++) barrier_init(empty + (STAGES + place) * 8, 1);
     publish_barriers();
   }
   sync_cluster();
@@ -64,10 +66,28 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
   } else {
     take_registers<240>();
     float sum[PARTS][BN / 2];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const u32 own_staging = staging + warp * BOXES * PLACE_BYTES;
+#if RESIDUAL
+    Residual residual = {map_residual, map_rest, own_staging, empty + (STAGES + warp * BOXES) * 8};
+#else
+    Residual residual;
+#endif
     for (int turn = PINGPONG ? group : 0; first + turn * clusters < tiles; turn += PINGPONG ? 2 : 1) {
       const int index = first + turn * clusters, start = turn * steps;
       Place place = {(u32)start % STAGES, (u32)start / STAGES & 1};
       u32 before = 0;  // the place of the step before
+      const Tile tile = find_tile(index, row_tiles, column_tiles);
+      const int row = (tile.row * CLUSTER + rank) * BM + (PINGPONG ? 0 : group * 64) + warp % 4 * 16;
+      const int column = tile.column * BN;
+#if RESIDUAL
+      residual.row = row, residual.column = column;
+      if (lane == 0) {
+        await_stores<0>();
+        for (int box = 0; box < min(BOXES, PARTS * PART_BOXES); box++) residual.copy(box);
+      }
+#endif
+      const Rows rows = read_rows(epilogue, row + lane / 4, m, k);
       if (PINGPONG && turn > 0) await_turn(group);
 #pragma unroll 1
       for (int step = 0; step < steps; step++) {
@@ -92,11 +112,10 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
 #pragma unroll
       for (int i = 0; i < PARTS; i++) hold(sum[i]);
       arrive_at_all(empty + before * 8);
-      const Tile tile = find_tile(index, row_tiles, column_tiles);
-      const int row = (tile.row * CLUSTER + rank) * BM + (PINGPONG ? 0 : group * 64);
 #pragma unroll
       for (int i = 0; i < PARTS; i++)
-        finish(epilogue, map_d, sum[i], staging, row + i * 64, tile.column * BN, tile.column, m, n, k);
+        finish(epilogue, map_d, map_low, sum[i], rows, residual, own_staging, i, row + i * 64, column, tile.column,
+               m, n);
     }
     await_stores<0>();  // shared memory must live until it has been read
   }

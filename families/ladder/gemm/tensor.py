@@ -21,7 +21,11 @@ LINE = 128  # bytes of a row of a tile
 CHUNK = 16  # bytes that the swizzle moves together
 BARRIER = 8
 BOX_ROWS, CONSUMER_WARPS = 16, 8
-ACTIVATIONS = ("none", "relu", "gelu", "gelu tanh")
+SHARED_BYTES = 227 << 10  # of a block, compute capability 9.0
+# The boxes that a warp stages, by the columns of a tile and whether warpgroups take turns. In turns, a box that waits
+# for the copy engine waits behind the other warpgroup's operands, so that all or half of a tile is staged.
+BOXES = {(256, False): 2, (192, False): 1, (128, False): 2, (192, True): 3, (128, True): 4}
+ACTIVATIONS = ("none", "relu", "gelu", "gelu tanh", "gelu pairs")
 
 
 def swizzled(row: int, chunk: int) -> int:
@@ -105,10 +109,14 @@ class RingRung(TensorRung):
 class PersistentRung(TensorRung):
     """A product by persistent blocks, with what is done to it before it is stored.
 
-    Inputs behind A and W, each only where it is asked for, in float32: `bias` [N]; with `norm`, which stands for a
-    LayerNorm of the rows of A, moments [moment_tiles, M, 2] (sum and sum of squares of parts of a row of A) and column
-    sums of W [N]; with `residual` [M, N]; with `row_sums` [tiles of columns, M, 2], which the launch writes: the
-    moments of the output's rows; for float8, the scales of the rows of A [M] and of W [N].
+    Inputs behind A and W, each only where it is asked for, in float32 unless said otherwise: `bias` [N]; with `norm`,
+    which stands for a LayerNorm of the rows of A, moments [moment_tiles, M, 2] (sum and sum of squares of parts of a
+    row of A) and column sums of W [N]; with `norm` or `residual`, inverses [M]; with `residual` a stream [2, M, N] in
+    float16; with `row_sums` [tiles of columns, M, 2], which the launch writes: the moments of the output's rows; for
+    float8, the scales of the rows of A [M] and of W [N].
+
+    A stream is x times its row's inverse, a power of two: the float16 nearest to it, and the float16 nearest to what is
+    left, which together have 22 bits. With `residual` the output is such a stream of the same inverses.
     """
 
     cluster: int = 2
@@ -118,6 +126,7 @@ class PersistentRung(TensorRung):
     activation: str = "none"
     norm: bool = False
     moment_tiles: int = 1
+    epsilon: float = EPSILON
     residual: bool = False
     row_sums: bool = False
 
@@ -133,18 +142,25 @@ class PersistentRung(TensorRung):
 
     def input_shapes(self, m: int, n: int, k: int) -> list[tuple[int, ...]]:
         shapes = [
-            *((m, k), (n, k), (n,), (self.moment_tiles, m, 2), (n,), (m, n)),
+            *((m, k), (n, k), (n,), (self.moment_tiles, m, 2), (n,), (m,), (2, m, n)),
             *((-(-n // self.tile[1]), m, 2), (m,), (n,)),
         ]
         return [shape for shape, given in zip(shapes, self._given(), strict=True) if given]
 
     def input_types(self) -> Iterable[str]:
-        return [self.operand] * 2 + ["float32"] * (sum(self._given()) - 2)
+        types = [self.operand] * 2 + ["float32"] * 4 + [self.result] + ["float32"] * 3
+        return [name for name, given in zip(types, self._given(), strict=True) if given]
+
+    def output_shape(self, m: int, n: int, k: int) -> tuple[int, ...]:
+        return (2, m, n) if self.residual else (m, n)
+
+    def value(self, out: Tensor) -> Tensor:
+        return out.double().sum(0) if self.residual else out
 
     def _given(self) -> tuple[bool, ...]:
-        """Return which inputs there are: A, W, bias, moments, column sums, residual, row sums, scales of both."""
-        scales = self.scales
-        return True, True, self.bias, self.norm, self.norm, self.residual, self.row_sums, scales, scales
+        """Return which inputs there are: all that the class names, in their order."""
+        norm, residual, scales = self.norm, self.residual, self.scales
+        return True, True, self.bias, norm, norm, norm or residual, residual, self.row_sums, scales, scales
 
     def draw(self, device: device, m: int, n: int, k: int) -> list[Tensor]:
         """Return A, W and, where asked for, the bias and the residual."""
@@ -163,7 +179,11 @@ class PersistentRung(TensorRung):
         if self.norm:
             wide = a.float()
             given += [torch.stack([wide.sum(1), wide.square().sum(1)], 1)[None], w.float().sum(1)]
-        given += drawn[2 + self.bias :]
+        if self.norm or self.residual:
+            given.append(drawn[0].new_ones(a.shape[0]))
+        if self.residual:
+            high = drawn[-1].half()
+            given.append(torch.stack([high, (drawn[-1] - high.float()).half()]))
         if self.row_sums:
             given.append(drawn[0].new_zeros(-(-w.shape[0] // self.tile[1]), a.shape[0], 2))
         return given + scales
@@ -186,6 +206,8 @@ class PersistentRung(TensorRung):
     def refuse(self, m: int, n: int, k: int) -> str | None:
         if self.norm and self.scales:
             return "a norm is not folded into operands with scales"
+        if self.residual and self.operand != "float16":
+            return "a stream is of float16, as its operands must be"
         return super().refuse(m, n, k)
 
     def arguments(self, inputs: Sequence[Tensor], out: Tensor, *scratch: Tensor) -> tuple[Any, ...]:
@@ -193,14 +215,17 @@ class PersistentRung(TensorRung):
 
         rows, columns, _ = self.tile
         maps = [encode_map(inputs[0], rows), encode_map(inputs[1], columns // self.cluster)]
-        direct = self.result == "float32"  # the copy engine stores outputs of 16 bits
-        maps.append(maps[0] if direct else encode_map(out, BOX_ROWS))
         left = iter(inputs[2:])
-        bias, moments, column_sums, residual, sums, *scales = (
-            next(left).data_ptr() if given else 0 for given in self._given()[2:]
-        )
-        addresses = (bias, column_sums, moments, residual, out.data_ptr() if direct else 0, sums, *scales)
-        return (*maps, struct.pack("<8Qif", *addresses, self.moment_tiles, EPSILON), *self.sizes(inputs))
+        given = [next(left) if there else None for there in self._given()[2:]]
+        bias, moments, column_sums, inverses, residual, sums, *scales = given
+        direct = self.result == "float32"  # the copy engine stores outputs of 16 bits
+        # What the copy engine stores, and what it reads beside the operands. The kernel does not read an unused map.
+        boxes: list[Tensor] = [] if direct else [out] if residual is None else [*out, *residual]
+        maps += [encode_map(matrix, BOX_ROWS) for matrix in boxes]
+        maps += maps[:1] * (6 - len(maps))
+        pointers = (bias, column_sums, moments, inverses, out if direct else None, sums, *scales)
+        addresses = (0 if tensor is None else tensor.data_ptr() for tensor in pointers)
+        return (*maps, struct.pack("<8Qif", *addresses, self.moment_tiles, self.epsilon), *self.sizes(inputs))
 
     def defines(self) -> dict[str, int | str]:
         return {
@@ -216,12 +241,16 @@ def persistent(
 ) -> PersistentRung:
     """Return a persistent rung whose tiles have so many columns: as many tiles in its ring as shared memory holds.
 
-    The output is float32 where there is a residual, else of the operands' own kind.
+    A stream takes twice the places of an output, and a barrier each.
     """
     kind = OPERANDS[operand]
-    stages, boxes = {256: (4, 2), 192: (5, 1), 128: (6, 2)}[columns]
-    result = "float32" if more.get("residual") else kind.result
-    direct = result == "float32"
+    direct = kind.result == "float32"
+    residual = more.get("residual", False)
+    boxes = 3 if residual and columns < 256 else BOXES[columns, more.get("pingpong", False)]
+    place = BOX_ROWS * LINE * (1 + residual) + BARRIER * residual
+    staging = 0 if direct else CONSUMER_WARPS * boxes * place
+    stage = (128 + columns) * LINE + 2 * BARRIER
+    stages = (SHARED_BYTES - staging) // stage
     return PersistentRung(
         name=name,
         idea=idea,
@@ -235,13 +264,12 @@ def persistent(
         blocks=1,
         expected=("QGMMA" if kind.size == 1 else "HGMMA", "UTMALDG", "USETMAXREG")
         + (() if direct else ("UTMASTG", "STSM")),
-        shared_bytes=stages * ((128 + columns) * LINE + 2 * BARRIER)
-        + (0 if direct else CONSUMER_WARPS * boxes * BOX_ROWS * LINE),
+        shared_bytes=stages * stage + staging,
         stages=stages,
         boxes=boxes,
         accesses=() if direct else (STAGE_OUTPUT,),
         operand=operand,
-        result=result,
+        result=kind.result,
         mode=kind.mode,
         bound=kind.bound,
         multiples=(1, 8, 16 // kind.size),
@@ -312,35 +340,39 @@ TENSOR = (
         "22 columns of tiles waste 3 %, and 704 tiles take six rounds where 512 take four", pingpong=True,
     ),
     persistent(
-        "bias", 256, "the cluster rung, with a bias", 725.0, "64 loads a thread from the L1, 67,000 cycles a tile",
-        bias=True,
+        "bias", 128, "the ping-pong rung, with a bias", 725.0, "64 loads a thread from the L1, 67,000 cycles a tile",
+        pingpong=True, bias=True,
     ),
     persistent(
-        "bias ReLU", 256, "a bias and a ReLU", 725.0, "one instruction an output more", bias=True, activation="relu",
+        "bias ReLU", 128, "a bias and a ReLU", 725.0, "one instruction an output more", pingpong=True, bias=True,
+        activation="relu",
     ),
     persistent(
-        "bias GELU", 256, "a bias and the exact GELU, by a polynomial", 700.0,
-        "11 instructions an output: 2,800 cycles of 70,000 a tile", bias=True, activation="gelu",
+        "bias GELU", 128, "a bias and the exact GELU, by a polynomial", 685.0,
+        "11 instructions an output take issue slots that the products leave free", pingpong=True, bias=True,
+        activation="gelu",
     ),
     persistent(
-        "ping-pong GELU", 128, "the GELU of one warpgroup under the products of the other", 685.0,
-        "its instructions take issue slots that the products leave free", pingpong=True, bias=True, activation="gelu",
+        "bias tanh GELU", 128, "a bias and the GELU by tanh", 690.0,
+        "two special functions an output: 4,100 cycles of 71,000 a tile", pingpong=True, bias=True,
+        activation="gelu tanh",
     ),
     persistent(
-        "bias tanh GELU", 256, "a bias and the GELU by tanh", 690.0,
-        "two special functions an output: 4,100 cycles of 71,000 a tile", bias=True, activation="gelu tanh",
+        "bias GELU pairs", 128, "a bias and the exact GELU in pairs of float16", 690.0,
+        "11 instructions a pair of outputs, at 4e-4 of the output", pingpong=True, bias=True, activation="gelu pairs",
     ),
     persistent(
-        "residual", 256, "a bias and a float32 residual; the output is float32", 650.0,
-        "128 MB of float32 take 30 us of device memory, and half of it shows", bias=True, residual=True,
+        "residual", 128, "a bias and a residual stream of two float16, read and written by the copy engine", 650.0,
+        "128 MB of the stream take 30 us of device memory, and half of it shows", pingpong=True, bias=True,
+        residual=True,
     ),
     persistent(
-        "row sums", 256, "the residual, and the sum and sum of squares of each row for the next norm", 640.0,
-        "two multiply-adds an output more than the residual", bias=True, residual=True, row_sums=True,
+        "row sums", 128, "the residual, and the sum and sum of squares of each row for the next norm", 640.0,
+        "two multiply-adds an output more than the residual", pingpong=True, bias=True, residual=True, row_sums=True,
     ),
     persistent(
-        "folded norm", 256, "LayerNorm of A's rows by two numbers a row behind the product", 715.0,
-        "two multiply-adds an output, and the moments of 128 rows a tile", bias=True, norm=True,
+        "folded norm", 128, "LayerNorm of A's rows by two numbers a row behind the product", 715.0,
+        "two multiply-adds an output, and the moments of 128 rows a tile", pingpong=True, bias=True, norm=True,
     ),
     persistent("bf16", 256, "the cluster rung in bfloat16", 740.0, "as fp16, at less power", operand="bfloat16"),
     persistent(

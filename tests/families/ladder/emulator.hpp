@@ -129,6 +129,22 @@ inline u32 pack(float low, float high) {
   return y;
 }
 
+inline float2 unpack(u32 pair) {
+  _Float16 both[2];
+  memcpy(both, &pair, 4);
+  return {(float)both[0], (float)both[1]};
+}
+
+// GELU of two float16, each x (1 + tanh u) / 2 (epilogue.cuh); rounded once, where the device rounds at each step.
+inline u32 gelu_pair(u32 pair) {
+  const float2 both = unpack(pair);
+  auto gelu = [](float x) {
+    const float t = fminf(x * x, 32.0f), u = x * (0.797507883f + t * (0.0370056466f - 0.000351516847f * t));
+    return 0.5f * x * (1.0f + tanhf(u));
+  };
+  return pack(gelu(both.x), gelu(both.y));
+}
+
 // ---- barriers -----------------------------------------------------------------------------------------------------
 
 inline void meet(Named& named, int count) {
@@ -352,6 +368,7 @@ void call(void (*kernel)(Types...), void** parameters) {
 #define __syncthreads() emulator::meet(emulator::blocks[emulator::current->rank].named[0], emulator::threads_of_block)
 #define __saturatef(x) fminf(fmaxf(x, 0.0f), 1.0f)
 #define __fdividef(x, y) ((x) / (y))
+#define __frcp_rn(x) (1.0f / (x))
 #define rsqrtf(x) (1.0f / sqrtf(x))
 #define __shfl_sync(mask, value, lane) (value)  // of values that a warp's lanes share
 #define __shfl_xor_sync(mask, value, lanes) emulator::shuffle_xor(value, lanes)

@@ -49,7 +49,7 @@ def check(rung, sizes: tuple[int, ...]) -> None:
     if reason := rung.refuse(*sizes):
         pytest.skip(reason)
     drawn = rung.draw(CUDA, *sizes)
-    assert normwise_error(launch(rung, rung.prepare(drawn), sizes), rung.truth(drawn)) <= rung.bound
+    assert normwise_error(rung.value(launch(rung, rung.prepare(drawn), sizes)), rung.truth(drawn)) <= rung.bound
 
 
 @pytest.mark.parametrize("sizes", PRODUCTS, ids=str)
@@ -81,7 +81,7 @@ def test_a_product_of_bfloat16_is_right(rung, sizes):
 @pytest.mark.parametrize("sizes", [(130, 264, 72), (2050, 1032, 520)], ids=str)
 @pytest.mark.parametrize("more", [
     {"bias": True}, {"bias": True, "activation": "relu"}, {"bias": True, "activation": "gelu"},
-    {"bias": True, "activation": "gelu tanh"}, {"residual": True}, {"norm": True, "bias": True},
+    {"bias": True, "activation": "gelu tanh"}, {"bias": True, "activation": "gelu pairs"}, {"residual": True}, {"norm": True, "bias": True},
     {"norm": True, "bias": True, "activation": "gelu"}, {"bias": True, "residual": True, "row_sums": True},
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize(("columns", "pingpong"), BY_COLUMNS)
@@ -91,22 +91,27 @@ def test_every_epilogue_is_right_with_every_tile(columns, pingpong, more, sizes)
 
 @pytest.mark.parametrize(("columns", "pingpong"), BY_COLUMNS)
 def test_row_sums_are_the_moments_of_what_was_stored_and_feed_the_next_norm(columns, pingpong):
+    """Rows are stored times 1/4: the product of each is scaled to fit, and a norm gives what it gives unscaled rows."""
     sizes = m, n, _ = 391, 520, 136
     rung = persistent("sums", columns, "", 1.0, "", pingpong=pingpong, residual=True, row_sums=True)
-    inputs = rung.prepare(rung.draw(CUDA, *sizes))
-    out = launch(rung, inputs, sizes)
-    moments = inputs[-1]
-    wanted = torch.stack([out.double().sum(1), out.double().square().sum(1)], 1)
+    drawn = rung.draw(CUDA, *sizes)
+    a, w, inverses, residual, moments = rung.prepare(drawn)
+    inverses.fill_(0.25)
+    stream = launch(rung, [a, w, inverses, (residual.float() / 4).half(), moments], sizes)
+    stored = rung.value(stream)
+    assert normwise_error(stored * 4, rung.truth(drawn)) <= rung.bound
+    wanted = torch.stack([stored.sum(1), stored.square().sum(1)], 1)
     assert normwise_error(moments.double().sum(0), wanted) <= 1e-6
     norm = persistent("norm", columns, "", 1.0, "", pingpong=pingpong, norm=True)
     assert moments.shape[0] == -(-n // columns)
-    drawn = [out, torch.randn(264, n, device=CUDA)]
-    a, w, _, column_sums = norm.prepare(drawn)
+    behind = [(stored * 4).float(), torch.randn(264, n, device=CUDA)]
+    _, w, _, column_sums, _ = norm.prepare(behind)
     result = torch.empty(m, 264, dtype=torch.float16, device=CUDA)
     with pytest.raises(ValueError, match="it needs float32"):
-        bind(norm, [a, w, moments.half(), column_sums], result)
-    bind(dataclasses.replace(norm, moment_tiles=moments.shape[0]), [a, w, moments, column_sums], result)()
-    assert normwise_error(result, norm.truth(drawn)) <= norm.bound
+        bind(norm, [stream[0], w, moments.half(), column_sums, inverses], result)
+    several = dataclasses.replace(norm, moment_tiles=moments.shape[0])
+    bind(several, [stream[0], w, moments, column_sums, inverses], result)()
+    assert normwise_error(result, norm.truth(behind)) <= norm.bound
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,73 @@
+"""fused: a layer in five kernels, everything between two products done where the product ends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rooflane.families.fused.cost import fused_peak_bytes, fused_predict_s
+from rooflane.families.lean.attention_config import MAX_HEAD_DIM
+from rooflane.families.spec import FamilySpec, Limits
+from rooflane.shapes import Form, Shape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import device, nn
+
+    from rooflane.families.resources.kernel_case import KernelCase
+    from rooflane.families.spec import Forward
+
+CAPABILITY = (9, 0)
+MULTIPLE = 8  # columns that the copy engine moves together
+ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu tanh", "relu": "relu"}
+
+
+class Fused(FamilySpec):
+    """Do norms, biases, activations and residual sums in the products, which read and write a stream of two float16."""
+
+    name = "fused"
+    summary = "fp16 products that end with bias, activation, residual and the next norm's sums (sm_90)"
+
+    def supports(self, shape: Shape, profile: Limits) -> str | None:
+        if profile.kind != "cuda" or profile.capability not in (None, CAPABILITY):
+            return "its kernels are for compute capability 9.0"
+        if shape.dtype == "bfloat16":
+            return "its residual stream is of float16"
+        for name in ("d_model", "ffn_dim"):
+            if getattr(shape, name) % MULTIPLE:
+                return f"{name} {getattr(shape, name)} is no multiple of {MULTIPLE}"
+        if shape.head_dim > MAX_HEAD_DIM:
+            return f"head_dim {shape.head_dim} is over {MAX_HEAD_DIM}"
+        return None
+
+    def refuse_form(self, form: Form) -> str | None:
+        missing = [
+            (not form.norm_first, "post-norm layers"),
+            (form.norm != "layer", "RMSNorm"),
+            (not form.final_norm, "stacks without a final norm"),
+            (form.activation not in ACTIVATIONS, form.activation),
+            (form.score_bias, "a bias on the scores"),
+        ]
+        named = [name for lacks, name in missing if lacks]
+        return f"it has no kernels for {' and '.join(named)}" if named else None
+
+    def peak_bytes(self, shape: Shape, profile: Limits, **options: Any) -> int:
+        return fused_peak_bytes(shape)
+
+    def predict_s(self, shape: Shape, profile: Limits) -> float:
+        return fused_predict_s(shape, profile)
+
+    def kernel_cases(self) -> Iterator[KernelCase]:
+        """Yield the products of a layer, for the resource gate."""
+        from rooflane.families.fused.products import PRODUCTS
+
+        return (rung.case() for rung in PRODUCTS)
+
+    def build(self, model: nn.Module, shape: Shape, device: device) -> Forward:
+        """Return the built forward; its kernels are compiled at the first call."""
+        from rooflane.families.fused.build import build_fused
+
+        return build_fused(model, shape, device)
+
+
+SPEC = Fused()
