@@ -67,7 +67,8 @@ class Profile(BaseModel):
 
     `match` lists the names the driver gives the device, vendor prefix left off; a name matches whole, so that an L40S
     is never taken for an L4. Matmul rates are dense; `matmul_float32` is what the baseline reaches for float32
-    models, that is TF32 where the device has it. `eager_dispatch` is the host's cost of one operation.
+    models, that is TF32 where the device has it. `eager_dispatch` is the host's cost of one operation. `hierarchy` has
+    the figures of `rooflane probe --hierarchy` by name; no prediction reads them.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -91,6 +92,7 @@ class Profile(BaseModel):
     shared_memory: _in("KiB", positive=False)
     sm_count: _in("count")
     price: _in("USD/h", positive=False)
+    hierarchy: dict[str, Figure] = {}
 
     memory_bytes = _plain("memory", "Device memory in bytes.", whole=True)
     shared_memory_bytes = _plain("shared_memory", "Shared memory one block may use, in bytes; 0 on a CPU.", whole=True)
@@ -123,7 +125,8 @@ class Profile(BaseModel):
         lines.append(f"match = {json.dumps(list(self.match))}")
         if self.capability:
             lines.append(f"capability = {json.dumps(list(self.capability))}")
-        for name, figure in self.figures().items():
+        more = {f"hierarchy.{json.dumps(name)}": figure for name, figure in self.hierarchy.items()}
+        for name, figure in (self.figures() | more).items():
             lines += ["", f"[{name}]"]
             lines += [f"{key} = {json.dumps(value)}" for key, value in figure]
         return "\n".join(lines) + "\n"

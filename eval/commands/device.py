@@ -11,6 +11,7 @@ import typer
 from rooflane.dispatch import Profile, keep_profile
 from rooflane.dispatch.device import device_at_hand
 from rooflane.dispatch.units import duration
+from rooflane.eval.commands.ladder import gpu_obstacle
 from rooflane.eval.commands.output import (
     AsJson,
     ProfileName,
@@ -22,8 +23,9 @@ from rooflane.eval.commands.output import (
     report_kept_profile,
     say,
 )
-from rooflane.eval.exit_codes import EvaluationError
-from rooflane.eval.report.table import Table, print_table, print_text
+from rooflane.eval.exit_codes import EvaluationError, ExitCode
+from rooflane.eval.report.table import Table, number, print_table, print_text
+from rooflane.families.ladder.hierarchy.probes import CLOCK, PROBES
 
 if TYPE_CHECKING:
     from rooflane.eval.device.doctor import Finding
@@ -42,6 +44,9 @@ def probe_command(
     ] = False,
     save: Annotated[Path | None, typer.Option(metavar="FILE.toml", help="Write the profile, for --profile.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Let --save replace a file.")] = False,
+    hierarchy: Annotated[
+        bool, typer.Option("--hierarchy", help="Measure caches, barriers and instructions too, on an H100 or H200.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure this device (seconds) and state its limits as a profile."""
@@ -54,6 +59,18 @@ def probe_command(
     screen = console(stderr=True)
     with screen.status(f"measuring the {kind} device"):
         profile = measure_profile(kind, name)
+    faults: list[str] = []
+    if hierarchy:
+        from rooflane.eval.device.hierarchy import examine_runs, measure_hierarchy
+
+        obstacle = gpu_obstacle() if kind == "cuda" else "the device is a CPU"
+        with screen.status("probing the hierarchy"):
+            if obstacle:
+                faults, note = examine_runs()
+                code = note or "; ".join(faults) or "their machine code has the expected instructions"
+                screen.print(f"the hierarchy's kernels are compiled for sm_90a, not measured: {obstacle}; {code}")
+            else:
+                profile = measure_hierarchy(profile)
     if save:
         profile.save(save)
         screen.print(f"profile written to {save}; use it with --profile {save}")
@@ -64,6 +81,10 @@ def probe_command(
         print_json(profile.model_dump(mode="json"))
     else:
         _print_profile(profile)
+        if hierarchy:
+            _print_hierarchy(profile)
+    if faults:
+        raise typer.Exit(ExitCode.INCORRECT)
 
 
 def _print_profile(profile: Profile) -> None:
@@ -76,6 +97,23 @@ def _print_profile(profile: Profile) -> None:
     widest = max(fields.values(), key=len)
     for (mark, source), named in sorted(fields.items(), key=lambda item: item[1] is widest):
         say(f"{mark}, {'all others' if named is widest else ', '.join(named)}: {source}")
+
+
+def _print_hierarchy(profile: Profile) -> None:
+    from rooflane.eval.device.hierarchy import in_time
+
+    found, rows = profile.hierarchy, []
+    for probe in PROBES:
+        row = (probe.name, probe.reason, f"{number(probe.predicted)} {probe.unit}")
+        if found:
+            figure = found[probe.name]
+            timed = in_time(figure.value, figure.unit, profile.units, found[CLOCK].value)
+            row += (f"{number(figure.value)} {figure.unit}", timed)
+        rows.append(row)
+    columns = ("figure", "how", "predicted", "measured", "on the device")[: len(rows[0])]
+    title = f"The hierarchy of {profile.title}" if found else "The hierarchy, as predicted for an H200"
+    note = "rates count the bytes asked for; reported: published for an H100"
+    print_table(Table(title, columns, rows, 2, note, optional=("how",)), console())
 
 
 def profile_command(

@@ -60,7 +60,7 @@ def _climb(ladder: str, size: str | None, names: list[str] | None, plot: Path | 
     rungs, sizes = find_rungs(ladder, names or ()), read_sizes(ladder, size)
     if plot and plot.suffix not in PLOT_SUFFIXES:
         raise EvaluationError(f"{plot}: a plot is written as {' or '.join(PLOT_SUFFIXES)}; give such a name")
-    obstacle = _gpu_obstacle()
+    obstacle = gpu_obstacle()
     if plot and obstacle:
         raise EvaluationError(f"--plot draws times, and {obstacle}; run it on an H100 or H200")
     with console(stderr=True).status(f"compiling {len(rungs)} rungs"):
@@ -87,8 +87,8 @@ def _climb(ladder: str, size: str | None, names: list[str] | None, plot: Path | 
         raise typer.Exit(ExitCode.INCORRECT)
 
 
-def _gpu_obstacle() -> str:
-    """Return why the rungs cannot run here, "" when they can."""
+def gpu_obstacle() -> str:
+    """Return why the kernels cannot run here, "" when they can."""
     import torch
 
     from rooflane.families.runtime.host import missing_compiler

@@ -86,14 +86,14 @@ def test_other_sizes_are_refused(text):
     ],
 )
 def test_what_cannot_be_run_is_told(arguments, said, capsys, monkeypatch, examined):
-    monkeypatch.setattr(command, "_gpu_obstacle", lambda: "torch reaches no GPU")
+    monkeypatch.setattr(command, "gpu_obstacle", lambda: "torch reaches no GPU")
     with pytest.raises(SystemExit) as end:
         main(["ladder", *arguments])
     assert end.value.code == 2 and said in " ".join(capsys.readouterr().err.split())
 
 
 def test_without_a_gpu_the_rungs_are_examined_and_none_has_a_figure_of_its_own(capsys, monkeypatch, examined):
-    monkeypatch.setattr(command, "_gpu_obstacle", lambda: "torch reaches no GPU")
+    monkeypatch.setattr(command, "gpu_obstacle", lambda: "torch reaches no GPU")
     monkeypatch.setattr(command, "measured_before", lambda name: {})
     with pytest.raises(SystemExit) as end:
         main(["ladder", "gemm"])
@@ -104,7 +104,7 @@ def test_without_a_gpu_the_rungs_are_examined_and_none_has_a_figure_of_its_own(c
 
 def test_a_kept_report_gives_the_measured_figures(capsys, monkeypatch, examined):
     before = {"device": "NVIDIA H200", "sizes": [4096, 4096, 4096], "arms": {"naive": {"rate": 0.25e12}}}
-    monkeypatch.setattr(command, "_gpu_obstacle", lambda: "torch reaches no GPU")
+    monkeypatch.setattr(command, "gpu_obstacle", lambda: "torch reaches no GPU")
     monkeypatch.setattr(command, "measured_before", lambda name: before)
     with pytest.raises(SystemExit):
         main(["ladder", "gemm", "--rung", "naive"])
@@ -113,7 +113,7 @@ def test_a_kept_report_gives_the_measured_figures(capsys, monkeypatch, examined)
 
 
 def test_a_fault_of_a_rung_fails_the_command(capsys, monkeypatch, examined):
-    monkeypatch.setattr(command, "_gpu_obstacle", lambda: "torch reaches no GPU")
+    monkeypatch.setattr(command, "gpu_obstacle", lambda: "torch reaches no GPU")
     examined["naive"] = dataclasses.replace(FOUND, faults=("8 bytes spilled", "no FFMA"))
     with pytest.raises(SystemExit) as end:
         main(["ladder", "gemm", "--json"])
@@ -138,7 +138,7 @@ def test_a_timed_ladder_is_printed_drawn_and_fails_on_a_wrong_rung(capsys, monke
         ),
     }
     report = report_of("gemm", arms, {"fp32": 66.9e12, "TF32": 535e12}) | {"refused": {"coalesced": "K is odd"}}
-    monkeypatch.setattr(command, "_gpu_obstacle", lambda: "")
+    monkeypatch.setattr(command, "gpu_obstacle", lambda: "")
     monkeypatch.setattr(command, "time_ladder", lambda rungs, sizes: report)
     path = tmp_path / "ladder.svg"
     with pytest.raises(SystemExit) as end:
@@ -191,7 +191,7 @@ def test_each_task_is_compared_with_its_own_call_and_the_copy(capsys, monkeypatc
         "library argmax": timed(3e12, {"library argmax": 1.0, COPY: 0.71}),
         "argmax held": timed(3.3e12, {"library argmax": 1.1, COPY: 0.785}),
     }
-    monkeypatch.setattr(command, "_gpu_obstacle", lambda: "")
+    monkeypatch.setattr(command, "gpu_obstacle", lambda: "")
     monkeypatch.setattr(command, "time_ladder", lambda rungs, sizes: report_of("reduce", arms, {}))
     with pytest.raises(SystemExit) as end:
         main(["ladder", "reduce"])
