@@ -183,9 +183,9 @@ def test_folders_and_the_package_keep_to_their_size():
     assert len(top) <= 6, f"at most 6 files directly in eval/, not {len(top)}: {top}"
     counts = Counter(package_of(path) for path in SOURCES)
     report("at most 20 .py files in a folder", [f"{name}: {count}" for name, count in counts.items() if count > 20])
-    assert len(SOURCES) <= 245, f"the package has {len(SOURCES)} files; at most 245"
+    assert len(SOURCES) <= 255, f"the package has {len(SOURCES)} files; at most 255"
     lines = sum(path.read_text().count("\n") for path in SOURCES)
-    assert lines <= 36_000, f"the package has {lines:,} lines of Python; at most 36,000"
+    assert lines <= 37_500, f"the package has {lines:,} lines of Python; at most 37,500"
 
 
 def test_c_and_cuda_stand_in_files_of_their_own():

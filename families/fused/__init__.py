@@ -5,7 +5,9 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from rooflane.families.fused.attention import PLANS, plan_attention
 from rooflane.families.fused.cost import fused_peak_bytes, fused_predict_s
+from rooflane.families.fused.products import HIDDEN, PRODUCTS
 from rooflane.families.lean.attention_config import MAX_HEAD_DIM
 from rooflane.families.spec import FamilySpec, Limits
 from rooflane.shapes import Form, Shape
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
 
 CAPABILITY = (9, 0)
 MULTIPLE = 8  # columns that the copy engine moves together
-ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu tanh", "relu": "relu"}
 
 
 class Fused(FamilySpec):
@@ -46,7 +47,7 @@ class Fused(FamilySpec):
             (not form.norm_first, "post-norm layers"),
             (form.norm != "layer", "RMSNorm"),
             (not form.final_norm, "stacks without a final norm"),
-            (form.activation not in ACTIVATIONS, form.activation),
+            (form.activation not in HIDDEN, form.activation),
             (form.score_bias, "a bias on the scores"),
         ]
         named = [name for lacks, name in missing if lacks]
@@ -59,10 +60,13 @@ class Fused(FamilySpec):
         return fused_predict_s(shape, profile)
 
     def kernel_cases(self) -> Iterator[KernelCase]:
-        """Yield the products of a layer, for the resource gate."""
-        from rooflane.families.fused.products import PRODUCTS
-
-        return (rung.case() for rung in PRODUCTS)
+        """Yield the products of a layer and attention of each head width, for the resource gate."""
+        yield from (rung.case() for rung in PRODUCTS)
+        for head_dim in PLANS:
+            for causal in (True, False):
+                plan = plan_attention(head_dim, 4, causal)
+                assert plan is not None
+                yield plan.case()
 
     def build(self, model: nn.Module, shape: Shape, device: device) -> Forward:
         """Return the built forward; its kernels are compiled at the first call.

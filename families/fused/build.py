@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from rooflane.families.fused import ACTIVATIONS
 from rooflane.families.fused.attention import bind_attention, plan_attention
 from rooflane.families.fused.ends_kernel import finish_kernel, split_kernel
 from rooflane.families.fused.products import HIDDEN, QKV, RESIDUAL, moment_tiles
@@ -81,7 +80,7 @@ def build_fused(model: nn.Module, shape: Shape, device: torch.device | str) -> F
         tensors = weights.tensors
         memory = Memory(shape, shape.num_heads * form.head_width(shape), mask is not None, x.device)
         split, finish = bind_ends(memory, tensors, x, mask, out, eps)
-        layers = bind_layers(memory, tensors, shape, ACTIVATIONS[form.activation], rotary, eps)
+        layers = bind_layers(memory, tensors, shape, form.activation, rotary, eps)
         graph = CapturedGraph(layers, x.device)
 
         def launch(stream: int, x: Tensor, mask: Tensor | None, out: Tensor) -> None:

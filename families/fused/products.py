@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rooflane.families.ladder.gemm.tensor import ACTIVATIONS, PersistentRung, persistent
+from rooflane.families.ladder.gemm.tensor import PersistentRung, persistent
 
 COLUMNS = 128
 
@@ -11,10 +11,13 @@ def _product(name: str, columns: int = COLUMNS, **more: bool | str) -> Persisten
     return persistent(f"fused {name}", columns, "", 0.0, "", pingpong=True, bias=True, **more)
 
 
-# A norm, then q, k and v; a residual and the sums of the next norm; a norm and each activation.
+# A norm, then q, k and v; a residual and the sums of the next norm; a norm and each activation that a form may have.
 QKV = _product("norm", norm=True)
 RESIDUAL = _product("residual", residual=True, row_sums=True)
-HIDDEN = {name: _product(f"norm {name}", norm=True, activation=name) for name in ACTIVATIONS if name != "none"}
+HIDDEN = {
+    name: _product(f"norm {activation}", norm=True, activation=activation)
+    for name, activation in (("gelu", "gelu"), ("gelu_tanh", "gelu tanh"), ("relu", "relu"))
+}
 PRODUCTS = (QKV, RESIDUAL, *HIDDEN.values())
 
 

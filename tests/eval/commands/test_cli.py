@@ -354,7 +354,7 @@ def test_route_is_one_line_a_shape_a_summary_and_details_on_request(rooflane, na
     lines = [line.rstrip() for line in out.splitlines() if line.strip()]
     assert len(lines) == 14 + 5, "a title, a header, a rule under it, a line a shape, what is not shown, the summary"
     assert max(map(len, lines[:-1])) <= 80
-    assert lines[-1].startswith("14 shapes: 11 by resident, 1 by gemm_fp16, 1 by sdpa_flash, 1 by chunked; --details")
+    assert lines[-1].startswith("14 shapes: 11 by resident, 2 by fused, 1 by chunked; --details")
     _, out, _ = rooflane("route", "published.csv", "--profile", "H200", "--shape", "14")
     assert "1 shape: 1 by chunked" in out and "rejected  " not in out
     _, out, _ = rooflane("route", "published.csv", "--profile", "h200", "--shape", "14", "--details")

@@ -22,6 +22,8 @@ from rooflane.eval.export.collect import LIBRARIES, ExportError
 from rooflane.eval.export.write import export, write_export
 from rooflane.eval.submit.parse import parse_output
 from rooflane.eval.worker.candidates import build_candidate, parse_candidate, plan_candidate
+from rooflane.families.fused.attention import plan_attention
+from rooflane.families.fused.products import RESIDUAL
 from rooflane.families.resident.config import H200
 from rooflane.families.resident.kernels.sm90_row_blocks import RowBlocks
 from rooflane.families.resident.kernels.sm90_warpgroups import Warpgroups
@@ -119,6 +121,19 @@ def test_the_file_holds_the_cuda_kernels_as_the_package_does(load, root):
     assert mine == small.source(True, False) and "resident_rowblocks(" in mine
     wide = Warpgroups.try_plan(shape, H200).source(True, False)
     assert kernels.Warpgroups.try_plan(shape, limits).source(True, False) == wide
+
+
+def test_the_file_holds_the_fused_kernels_as_the_package_does(load, root):
+    """Their files lie in two packages, of which one includes the other's."""
+    (shape,) = [shape for shape in load_shapes(root / "shapes" / "published.csv") if shape.id == "8"]
+    found = exported([shape], profile="h200")
+    embedded = load(found).embedded
+    assert found.families == ("fused",)
+    products = embedded.import_module("rooflane.families.fused.products")
+    assert products.RESIDUAL.source() == RESIDUAL.source() and "gemm_persistent(" in RESIDUAL.source()
+    attention = embedded.import_module("rooflane.families.fused.attention")
+    mine = plan_attention(256, 4, True).source()
+    assert attention.plan_attention(256, 4, True).source() == mine and "barrier_wait(full" in mine
 
 
 def test_the_file_holds_no_family_the_shapes_do_not_need(load):
@@ -310,7 +325,7 @@ def test_the_readmes_command_writes_the_file_and_says_what_is_in_it(rooflane, tm
     assert (tmp_path / "my_submission.py").read_text().count("\n") == document["lines"]
     # An export may be renewed in place.
     status, out, _ = rooflane("export", "--profile", "h200", "--shape", "13")
-    assert status == 0 and "1 shapes on h200 by sdpa_flash" in out
+    assert status == 0 and "1 shapes on h200 by fused" in out
 
 
 def test_shapes_no_family_can_serve_are_left_to_plain_torch(rooflane, tmp_path):
