@@ -94,20 +94,22 @@ class StagedGraph:
         """Warm `body` up on a side stream, then capture it for tensors like `x` and `mask`."""
         # The fixed memory must be ordinary: inference tensors cannot be written outside inference mode.
         with torch.inference_mode(False):
-            self._x = torch.zeros(x.shape, dtype=x.dtype, device=device)
-            self._mask = None if mask is None else torch.ones(mask.shape, dtype=torch.bool, device=device)
-        self._graph = CapturedGraph(lambda: body(self._x, self._mask), device)
+            fixed_x = torch.zeros(x.shape, dtype=x.dtype, device=device)
+            fixed_mask = None if mask is None else torch.ones(mask.shape, dtype=torch.bool, device=device)
+        # The function must not hold this object: a cycle would keep the memory until the garbage collector runs, and a
+        # graph that is freed while another is captured breaks that capture.
+        self._graph = CapturedGraph(lambda: body(fixed_x, fixed_mask), device)
         self.result = self._graph.result
         sizes = (x.numel(), 0 if mask is None else mask.numel())
         self._stage = BoundKernel(
             stage_kernel,
             triton.cdiv(max(sizes), BLOCK),
-            (x, mask, self._x, self._mask, *sizes),
+            (x, mask, fixed_x, fixed_mask, *sizes),
             {"HAS_MASK": mask is not None, "BLOCK": BLOCK},
             warps=4,
             stages=1,
         )
-        self._fixed = (self._x.data_ptr(), None if mask is None else self._mask.data_ptr(), *sizes)
+        self._fixed = (fixed_x.data_ptr(), None if fixed_mask is None else fixed_mask.data_ptr(), *sizes)
 
     def run(self, stream: int, x: Tensor, mask: Tensor | None) -> Any:
         """Stage `x` and `mask` (contiguous, 16-byte aligned) and replay, both on the current stream `stream`.

@@ -8,7 +8,7 @@
 __device__ __forceinline__ u64 load(u64 from) {
   u64 value;
 #if CACHED
-  asm volatile("ld.global.ca.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
+  asm volatile("ld.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
 #else
   asm volatile("ld.global.cg.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
 #endif
