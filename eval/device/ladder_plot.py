@@ -52,7 +52,7 @@ def _draw(report: Mapping[str, Any]) -> Chart:
     axes = new_axes(figure, bottom + 40, LEFT, TOP, WIDTH - RIGHT, bottom)
     title = f"The {ladder} ladder, {sizes}, on {report['device']}"
     write_text(figure, MARGIN, 24, shorten(title, WIDTH * 0.85, 14), fontsize=14, fontweight="bold")
-    write_text(figure, MARGIN, 46, f"{unit}; round: a rung; square: the library or a copy; dashed: a roof", "muted")
+    write_text(figure, MARGIN, 46, f"{unit}; round: a rung; diamond: the library or a copy; dashed: a roof", "muted")
     log_axes(axes, log_limits([arm.rate / T for arm in arms.values()] + list(roofs.values())))
     rungs = {rung.name for rung in LADDERS[ladder]}
     for place, (name, arm) in enumerate(arms.items()):
@@ -66,10 +66,12 @@ def _draw(report: Mapping[str, Any]) -> Chart:
         )  # fmt: skip
     axes.set_yticks(range(len(arms)), [shorten(plain(name), LEFT - 20, 11) for name in arms], fontsize=11)
     axes.set_ylim(len(arms) - 0.5, -0.5)
-    for level, (name, rate) in enumerate(sorted(roofs.items(), key=lambda item: item[1])):
+    # Modes of one rate share a line. Its label ends at the line, so that it meets the next one's no sooner than its own.
+    for level, rate in enumerate(sorted(set(roofs.values()))):
+        names = ", ".join(name for name, own in roofs.items() if own == rate)
         axes.axvline(rate, color=LIGHT["ink"], linestyle=(0, (4, 3)))
         axes.annotate(
-            f"{name} {number(rate)}", (rate, 1), (0, 4 + 12 * (level % 2)), xycoords=("data", "axes fraction"),
-            textcoords="offset points", ha="center", color=LIGHT["ink"], fontsize=11,
+            f"{names} {number(rate)}", (rate, 1), (3, 4 + 12 * (level % 2)), xycoords=("data", "axes fraction"),
+            textcoords="offset points", ha="right", color=LIGHT["ink"], fontsize=11,
         )  # fmt: skip
     return Chart(figure, title, "A mark for each rung and each call of the library; a line for each roof.")
