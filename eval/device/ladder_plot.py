@@ -66,7 +66,7 @@ def _draw(report: Mapping[str, Any]) -> Chart:
         )  # fmt: skip
     axes.set_yticks(range(len(arms)), [shorten(plain(name), LEFT - 20, 11) for name in arms], fontsize=11)
     axes.set_ylim(len(arms) - 0.5, -0.5)
-    # Modes of one rate share a line. Its label ends at the line, so that it meets the next one's no sooner than its own.
+    # Modes of one rate share a line, and its label ends at it: labels of two lines then seldom meet.
     for level, rate in enumerate(sorted(set(roofs.values()))):
         names = ", ".join(name for name, own in roofs.items() if own == rate)
         axes.axvline(rate, color=LIGHT["ink"], linestyle=(0, (4, 3)))

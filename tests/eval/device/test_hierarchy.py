@@ -29,7 +29,7 @@ from rooflane.eval.device.hierarchy import (
     timing_cost,
     two_modes,
 )
-from rooflane.families.ladder.hierarchy.probes import CLOCK, GIB, L1, LINE, POLYNOMIAL, PROBES, SCATTER, Order
+from rooflane.families.ladder.hierarchy.probes import CLOCK, GIB, L1, LINE, POLYNOMIAL, PROBES, SCATTER, SMALL, Order
 from rooflane.families.ladder.hierarchy.probes import wgmma_rate as predicted_rate
 from rooflane.families.resources.machine_code import find_disassembler
 from rooflane.families.resources.resource_gate import nvrtc_version
