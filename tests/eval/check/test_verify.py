@@ -367,3 +367,30 @@ def test_a_stored_answer_for_the_last_input_is_caught(check, tiny_shape):
     found = check(tiny_shape, lagging, level="trials")
     assert found.status == "incorrect"
     assert "accuracy trial 2, 3, 4, 5" in found.reason
+
+
+def test_an_input_that_fails_however_it_comes_is_no_broken_promise(check, tiny_shape):
+    """A candidate near the tolerance may pass it on the one changed element alone: that is accuracy."""
+
+    def near(size):
+        def wrap(model):
+            last, nudged = [], []
+
+            def forward(x, mask=None):
+                if last and x.shape == last[0].shape and 1 <= int((x != last[0]).sum()) <= len(x):
+                    nudged.append(x.clone())
+                last[:] = [x.clone()]
+                out = model(x, mask)
+                if any(torch.equal(x, one) for one in nudged):
+                    # Where the tolerance is absolute, and on a valid row.
+                    out.view(-1)[out.abs().where(out != 0, torch.inf).argmin()] += size
+                return out
+
+            return forward
+
+        return wrap
+
+    found = check(tiny_shape, near(0.0025))
+    assert found.status == "incorrect" and "an ordinary call on the input of promise 'elements updated'" in found.reason
+    # Far outside it is said to be what it looks like.
+    assert check(tiny_shape, near(1.0)).contract == ["a few elements changed in place are not seen"]
