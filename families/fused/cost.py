@@ -1,7 +1,7 @@
 """The bytes and the time of a fused forward in closed form; no torch.
 
 A product goes by tiles of 128 x 128: two warpgroups of an SM take them in turn, so a tile costs the longer of its
-products and of half of its products and its end. The cycles are those that a trace showed on an H200 (briefs/ladder.md).
+products and of half of its products and its end. A trace showed the cycles on an H200 (briefs/ladder.md).
 """
 
 from __future__ import annotations
