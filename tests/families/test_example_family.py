@@ -66,7 +66,7 @@ def test_it_is_listed_with_the_shapes_it_refuses(installed):
 
 def test_a_rule_of_the_users_routes_to_it_and_ours_serve_the_rest(installed):
     checked = installed("rules", "check", rules=True)
-    assert "7 rules, nothing wrong" in output(checked)
+    assert "8 rules, nothing wrong" in output(checked)
     done = installed("route", "small.csv", "--profile", "h200", "--json", rules=True)
     found = {item["shape"]["id"]: item for item in json.loads(output(done))}
     assert (found["a"]["family"], found["a"]["options"]) == ("packed_qkv", {"contiguous": True})

@@ -13,7 +13,17 @@ import torch
 from rooflane.eval.cli import main
 from rooflane.eval.commands import ladder as command
 from rooflane.eval.device import ladder
-from rooflane.eval.device.ladder import COPY, Examined, Timed, compare_arms, find_rungs, read_sizes, sizes_for
+from rooflane.eval.device.ladder import (
+    COPY,
+    LADDERS,
+    Examined,
+    Timed,
+    compare_arms,
+    find_rungs,
+    measured_before,
+    read_sizes,
+    sizes_for,
+)
 from rooflane.eval.device.ladder_plot import plot_ladder
 from rooflane.eval.exit_codes import EvaluationError
 from rooflane.eval.stats.mean import Interval
@@ -208,3 +218,15 @@ def test_the_kept_report_of_a_ladder_is_that_of_the_command():
         if report:
             assert report["ladder"] == name and {rung.name for rung in rungs} & set(report["arms"])
             assert all(math.isfinite(arm["rate"]) for arm in report["arms"].values())
+
+
+@pytest.mark.parametrize("ladder", ["gemm", "reduce"])
+def test_the_briefs_plot_is_what_the_kept_report_gives(root, tmp_path, ladder):
+    report = measured_before(ladder)
+    arms = {
+        name: Timed(*(arm[part] for part in ("rate", "low", "high", "shares", "roof", "error", "passed", "why")))
+        for name, arm in report["arms"].items()
+    }
+    assert {rung.name for rung in LADDERS[ladder]} < set(arms), "every rung was measured"
+    plot_ladder(report | {"arms": arms}, tmp_path / "again.svg")
+    assert (tmp_path / "again.svg").read_text() == (root / "briefs" / "plots" / f"ladder_{ladder}.svg").read_text()

@@ -344,7 +344,8 @@ def test_the_help_names_every_kind(capsys):
 
 
 def test_committed_plots_are_what_the_records_give(root, tmp_path, data):
-    plots = {path.name: path for path in (root / "briefs" / "plots").iterdir()}
+    # Those of the ladders are compared in device/test_ladder.py.
+    plots = {path.name: path for path in (root / "briefs" / "plots").iterdir() if not path.name.startswith("ladder_")}
     # A PNG's pixels depend on the font library; the SVG beside it is compared.
     assert {Path(name).stem for name in plots} == set(COMMITTED)
     for stem, record in COMMITTED.items():
