@@ -71,18 +71,30 @@ class Fused(FamilySpec):
     def build(self, model: nn.Module, shape: Shape, device: device) -> Forward:
         """Return the built forward; its kernels are compiled at the first call.
 
-        Where NVRTC cannot be used, a warning says so and the lean forward of `gemm_fp16` takes the calls.
+        Where the kernels cannot be used, a warning says why and the lean forward of `gemm_fp16` takes the calls.
         """
-        from rooflane.families.runtime.host import missing_compiler
-
-        if missing := missing_compiler():
+        if obstacle := _obstacle(model, shape):
             from rooflane.families.lean.build import build_lean
 
-            warnings.warn(f"fused needs NVRTC ({missing}); the slower lean forward takes its place", stacklevel=2)
+            warnings.warn(f"fused: {obstacle}; the slower lean forward takes its place", stacklevel=2)
             return build_lean(model, shape, device, None, captured=True)
         from rooflane.families.fused.build import build_fused
 
         return build_fused(model, shape, device)
+
+
+def _obstacle(model: nn.Module, shape: Shape) -> str:
+    """Return why the kernels cannot compute a stack here, "" when they can: what no shape and no device tells."""
+    from rooflane.families.lean.lean import form_of
+    from rooflane.families.runtime.host import missing_compiler
+
+    width = form_of(model).head_width(shape)
+    if width > MAX_HEAD_DIM or shape.num_heads * width % MULTIPLE:
+        return (
+            f"{shape.num_heads} heads of {width} columns are over {MAX_HEAD_DIM} or together no multiple of {MULTIPLE}"
+        )
+    missing = missing_compiler()
+    return f"it needs NVRTC ({missing})" if missing else ""
 
 
 SPEC = Fused()

@@ -8,6 +8,7 @@ import statistics
 import pytest
 import torch
 
+from rooflane.baseline import build_baseline
 from rooflane.dispatch import load_profile
 from rooflane.eval import open_run
 from rooflane.families import get_family
@@ -143,6 +144,18 @@ def test_what_it_takes_and_refuses():
     for form in (Form(), Form(activation="relu"), Form(activation="gelu_tanh"), Form(rotary_theta=1e4)):
         assert FUSED.refuse_form(form) is None
     assert set(HIDDEN) <= {"gelu", "gelu_tanh", "relu"}
+
+
+@pytest.mark.parametrize(("head_dim", "missing", "said"), [(12, "", "3 heads of 12"), (None, "no library", "NVRTC")])
+def test_what_the_kernels_cannot_compute_goes_to_the_lean_forward(monkeypatch, head_dim, missing, said):
+    monkeypatch.setattr("rooflane.families.runtime.host.missing_compiler", lambda: missing)
+    model = build_baseline(SHAPE, "cpu", 1)
+    model.form = Form(head_dim=head_dim)
+    built = []
+    monkeypatch.setattr("rooflane.families.lean.build.build_lean", lambda *given, **more: built.append(given))
+    with pytest.warns(UserWarning, match=said):
+        FUSED.build(model, SHAPE, torch.device("cpu"))
+    assert built[0][:2] == (model, SHAPE)
 
 
 def test_predictions_are_within_a_quarter_of_what_was_measured(root):
