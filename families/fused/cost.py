@@ -1,7 +1,8 @@
 """The bytes and the time of a fused forward in closed form; no torch.
 
 A product goes by tiles of 128 x 128: two warpgroups of an SM take them in turn, so a tile costs the longer of its
-products and of half of its products and its end. A trace showed the cycles on an H200 (briefs/ladder.md).
+products and of half of its products and its end. The cycles are fitted to a trace and a record of an H200
+(briefs/ladder.md, briefs/fused.md).
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def product_s(rows: int, columns: int, depth: int, end: int, stream_bytes: int, 
 
 def attention_s(shape: Shape, profile: Limits) -> float:
     """Return the seconds of attention."""
-    (op,) = {op for op in lean_ops(shape) if op.name == "attention"}
+    op = next(op for op in lean_ops(shape) if op.name == "attention")
     busy = max(op.flops / profile.matmul_flops("float16"), op.specials / profile.special_per_s)
     return ATTENTION_S + max(ATTENTION * busy, op.bytes / profile.copy_bytes_per_s)
 

@@ -7,8 +7,8 @@ from rooflane.families.ladder.gemm.tensor import PersistentRung, persistent
 COLUMNS = 128
 
 
-def _product(name: str, columns: int = COLUMNS, **more: bool | str) -> PersistentRung:
-    return persistent(f"fused {name}", columns, "", 0.0, "", pingpong=True, bias=True, **more)
+def _product(name: str, **more: bool | str) -> PersistentRung:
+    return persistent(f"fused {name}", COLUMNS, "", 0.0, "", pingpong=True, bias=True, **more)
 
 
 # A norm, then q, k and v; a residual and the sums of the next norm; a norm and each activation that a form may have.
